@@ -1,0 +1,38 @@
+"""D-Cliques and decentralised SGD, simulated for thousands of nodes as one JAX program."""
+
+from dcliques_jax import (
+    algorithms,
+    cliques,
+    datasets,
+    metrics,
+    mixing,
+    models,
+    partitions,
+    plotting,
+    topologies,
+)
+from dcliques_jax._simulate import simulate
+from dcliques_jax.datasets import Dataset
+from dcliques_jax.partitions import PartitionedDataset
+from dcliques_jax.results import History, Result
+from dcliques_jax.topologies import Topology
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Dataset",
+    "History",
+    "PartitionedDataset",
+    "Result",
+    "Topology",
+    "algorithms",
+    "cliques",
+    "datasets",
+    "metrics",
+    "mixing",
+    "models",
+    "partitions",
+    "plotting",
+    "simulate",
+    "topologies",
+]

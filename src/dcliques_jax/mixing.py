@@ -1,0 +1,331 @@
+"""How much each neighbour counts.
+
+Gossip and Clique Averaging are one operation, a sparse matrix along the node axis of a stacked pytree: `mix`. A matrix
+comes in the form that multiplies fastest. All forms are pytrees, so that programs are compiled for their shapes, not
+their values. Weights are built and kept in float64 and rounded to the type of what they multiply.
+"""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse
+
+from dcliques_jax.topologies import Topology
+
+# Above this many neighbours a row is multiplied as part of a dense matrix: unrolling more compiles slowly.
+_MOST_UNROLLED = 64
+_TOLERANCE = 1e-6  # for matrices from outside, which may have been rounded to float32
+_DENSE_SPECTRUM = 2000  # nodes up to which all eigenvalues are computed rather than the extreme ones
+
+
+class Weights(abc.ABC):
+    """A matrix that multiplies along the node axis; each of its rows sums to 1."""
+
+    num_nodes: int
+
+    @abc.abstractmethod
+    def apply(self, x: jax.Array) -> jax.Array:
+        """The product with one array `[nodes, ...]`."""
+
+    @abc.abstractmethod
+    def to_sparse(self) -> scipy.sparse.csr_array:
+        """The matrix in float64, as a SciPy sparse array."""
+
+    def to_dense(self) -> np.ndarray:
+        """The matrix in float64, `[nodes, nodes]`."""
+        dense: np.ndarray = self.to_sparse().toarray()
+        return dense
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Identity(Weights):
+    """Every node keeps what it has."""
+
+    num_nodes: int = dataclasses.field(metadata={"static": True})
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        """Returns x."""
+        return x
+
+    def to_sparse(self) -> scipy.sparse.csr_array:
+        """The identity matrix."""
+        return scipy.sparse.eye_array(self.num_nodes, format="csr")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Neighbours(Weights):
+    """A sparse matrix as lists of neighbours. What a row leaves to 1 is the node's weight for itself."""
+
+    neighbours: npt.ArrayLike  # [nodes, most] padded with the node itself
+    values: npt.ArrayLike  # [nodes, most] weight of each neighbour, 0 in the padding
+
+    @property
+    def num_nodes(self) -> int:  # type: ignore[override]
+        """Number of rows."""
+        return np.shape(self.values)[0]
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        """Computes x_i + sum_j w_ij (x_j - x_i): equal models stay equal to the last bit."""
+        mixed = x
+        # Unrolled, XLA fuses the gathers into one pass; a single gather of all neighbours would be written out.
+        for k in range(np.shape(self.values)[1]):
+            weight = jnp.asarray(self.values, x.dtype)[:, k].reshape(-1, *[1] * (x.ndim - 1))
+            mixed = mixed + weight * (x[jnp.asarray(self.neighbours)[:, k]] - x)
+        return mixed
+
+    def to_sparse(self) -> scipy.sparse.csr_array:
+        """The matrix with its diagonal."""
+        values, neighbours = np.asarray(self.values, np.float64), np.asarray(self.neighbours)
+        n, most = values.shape
+        rows = np.repeat(np.arange(n), most)
+        matrix = scipy.sparse.csr_array((values.ravel(), (rows, neighbours.ravel())), shape=(n, n))
+        return _with_unit_rows(matrix)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Groups(Weights):
+    """The average over groups of nodes, each node in one group: a whole clique, or all nodes."""
+
+    members: npt.ArrayLike  # [groups, most] padded with members of the same group
+    shares: npt.ArrayLike  # [groups, most] one over the size of the group, 0 in the padding
+    group: npt.ArrayLike  # [nodes] the group of each node
+
+    @property
+    def num_nodes(self) -> int:  # type: ignore[override]
+        """Number of rows."""
+        return np.shape(self.group)[0]
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        """Averages every group once and hands the average to its members."""
+        shares = jnp.asarray(self.shares, x.dtype)
+        gathered = x[jnp.asarray(self.members)]
+        means = jnp.einsum("gm,gm...->g...", shares, gathered, precision="highest")
+        return means[jnp.asarray(self.group)]
+
+    def to_sparse(self) -> scipy.sparse.csr_array:
+        """The matrix of groups as diagonal blocks, up to the order of nodes."""
+        group = np.asarray(self.group)
+        membership = scipy.sparse.csr_array((np.ones(len(group)), (np.arange(len(group)), group)))
+        sizes = np.bincount(group)
+        return _with_unit_rows(membership @ scipy.sparse.diags_array(1 / sizes) @ membership.T)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dense(Weights):
+    """A matrix with many entries in a row."""
+
+    matrix: npt.ArrayLike  # [nodes, nodes]
+
+    @property
+    def num_nodes(self) -> int:  # type: ignore[override]
+        """Number of rows."""
+        return np.shape(self.matrix)[0]
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        """One matrix product; in full precision, since the mean of all models must survive it."""
+        return jnp.tensordot(jnp.asarray(self.matrix, x.dtype), x, 1, precision="highest")
+
+    def to_sparse(self) -> scipy.sparse.csr_array:
+        """The matrix."""
+        return scipy.sparse.csr_array(np.asarray(self.matrix, np.float64))
+
+
+def mix(weights: Weights, tree: Any) -> Any:
+    """Multiplies every leaf `[nodes, ...]` of a stacked pytree with the matrix: x_i <- sum_j w_ij x_j.
+
+    >>> from dcliques_jax import topologies
+    >>> mix(metropolis_hastings(topologies.fully_connected(4)), {"a": jnp.arange(4.0)})
+    {'a': Array([1.5, 1.5, 1.5, 1.5], dtype=float32)}
+    """
+    return jax.tree.map(weights.apply, tree)
+
+
+def metropolis_hastings(topology: Topology) -> Weights:
+    """The gossip matrix of the paper (eq. 2), symmetric and doubly stochastic for any graph.
+
+        W_ij = 1 / (max(degree(i), degree(j)) + 1)  on edges,   W_ii = 1 - sum_{j != i} W_ij
+
+    >>> from dcliques_jax import topologies
+    >>> metropolis_hastings(topologies.from_edges(3, [[0, 1], [1, 2]])).to_dense().round(3)
+    array([[0.667, 0.333, 0.   ],
+           [0.333, 0.333, 0.333],
+           [0.   , 0.333, 0.667]])
+    """
+    n = topology.num_nodes
+    if len(topology.edges) == n * (n - 1) // 2:
+        return _group_average(np.zeros(n, np.int64))
+    return _from_edges(n, topology.edges, 1 / (topology.degrees[topology.edges].max(axis=1) + 1))
+
+
+def clique_average(topology: Topology) -> Weights:
+    """Averages gradients over the clique of each node (Algorithm 3).
+
+        g_i = 1 / |Clique(i)| sum_{j in Clique(i)} grad_j
+
+    Where edges inside the clique were removed it is the average over the node and the clique-mates it still touches,
+    and on a `topologies.diverse_random` graph that over the node and one neighbour of each other class.
+    """
+    n, ids, edges = topology.num_nodes, topology.clique_ids, topology.gradient_edges
+    if edges is None:
+        raise ValueError(
+            f"{topology!r} has neither cliques nor gradient edges to average gradients over: use a D-Cliques topology, "
+            "or mixing.neighbourhood_average for a neighbourhood of your own"
+        )
+    if ids is not None:
+        sizes = np.bincount(ids)
+        if len(edges) == (sizes * (sizes - 1) // 2).sum():
+            return _group_average(ids)
+    return neighbourhood_average(n, edges)
+
+
+def neighbourhood_average(num_nodes: int, edges: npt.ArrayLike) -> Weights:
+    """Averages uniformly over a node and its neighbours by the given undirected edges `[edges, 2]`.
+
+    Rows sum to 1, columns need not: meant for gradients, not for gossip.
+
+    >>> neighbourhood_average(3, [[0, 1], [1, 2]]).to_dense().round(3)
+    array([[0.5  , 0.5  , 0.   ],
+           [0.333, 0.333, 0.333],
+           [0.   , 0.5  , 0.5  ]])
+    """
+    pairs = np.asarray(edges, np.int64).reshape(-1, 2)
+    ends = np.concatenate([pairs, pairs[:, ::-1]])
+    degrees = np.bincount(ends[:, 0], minlength=num_nodes)
+    rows = scipy.sparse.csr_array((1 / (degrees[ends[:, 0]] + 1), (ends[:, 0], ends[:, 1])), (num_nodes, num_nodes))
+    return _from_sparse(rows)
+
+
+def from_matrix(matrix: Any) -> Weights:
+    """Weights of any square matrix, dense or SciPy sparse, whose rows sum to 1.
+
+    A residue of rounding (up to 1e-6) goes to the diagonal. Gossip needs a symmetric, doubly stochastic matrix; that
+    is checked where the matrix is used for gossip.
+    """
+    sparse = scipy.sparse.csr_array(matrix).astype(np.float64)
+    if sparse.ndim != 2 or sparse.shape[0] != sparse.shape[1]:
+        raise ValueError(f"a matrix of weights must be square, not of shape {sparse.shape}")
+    if not np.isfinite(sparse.data).all():
+        raise ValueError("the matrix of weights holds NaN or infinite values")
+    sums = sparse.sum(axis=1)
+    worst = int(np.abs(sums - 1).argmax())
+    if abs(sums[worst] - 1) > _TOLERANCE:
+        raise ValueError(f"row {worst} of the matrix of weights sums to {sums[worst]:.6g}; every row must sum to 1")
+    return _from_sparse(sparse)
+
+
+def check_gossip(weights: Weights, topology: Topology) -> None:
+    """Raises a `ValueError` unless the matrix may be used for gossip over the topology.
+
+    It must be symmetric and doubly stochastic, so that the mean of all models is preserved, and link neighbours only.
+    """
+    if weights.num_nodes != topology.num_nodes:
+        raise ValueError(f"weights are for {weights.num_nodes} nodes, the topology has {topology.num_nodes}")
+    matrix = weights.to_sparse()
+    i, j, difference = _largest_entry(matrix - matrix.T)
+    if abs(difference) > _TOLERANCE:
+        raise ValueError(
+            f"weights are asymmetric: W[{i}, {j}] = {matrix[i, j]:.6g} but W[{j}, {i}] = {matrix[j, i]:.6g}; gossip "
+            "needs a symmetric, doubly stochastic matrix such as mixing.metropolis_hastings(topology)"
+        )
+    if matrix.data.min(initial=0) < -_TOLERANCE:
+        raise ValueError(f"weights must not be negative, but the smallest is {matrix.data.min():.6g}")
+    edges = topology.adjacency() + scipy.sparse.eye_array(topology.num_nodes)
+    i, j, foreign = _largest_entry(matrix - matrix * edges)
+    if abs(foreign) > _TOLERANCE:
+        raise ValueError(f"weights link nodes {i} and {j}, but {topology!r} has no edge between them")
+
+
+def second_eigenvalue(weights: Weights) -> float:
+    """The second largest absolute eigenvalue of a symmetric matrix: the factor by which gossip shrinks differences.
+
+    >>> from dcliques_jax import topologies
+    >>> round(second_eigenvalue(metropolis_hastings(topologies.ring(100))), 5)
+    0.99868
+    """
+    n = weights.num_nodes
+    if n == 1:
+        return 0.0
+    if n <= _DENSE_SPECTRUM:
+        return float(np.sort(np.abs(np.linalg.eigvalsh(weights.to_dense())))[-2])
+    matrix = weights.to_sparse()
+    # Lanczos on W - 11'/n, which has the same eigenvalues except for the first, 1, which is taken out.
+    deflated = scipy.sparse.linalg.LinearOperator(
+        (n, n), matvec=lambda x: matrix @ x - x.mean(axis=0), dtype=np.float64
+    )
+    start = np.random.default_rng(0).standard_normal(n)  # the same answer at every call
+    (value,) = scipy.sparse.linalg.eigsh(
+        deflated, k=1, which="LM", v0=start, ncv=100, tol=1e-6, maxiter=10_000, return_eigenvectors=False
+    )
+    return float(abs(value))
+
+
+def spectral_gap(weights: Weights) -> float:
+    """One minus the second largest absolute eigenvalue: 1 mixes in one round, 0 never.
+
+    >>> from dcliques_jax import topologies
+    >>> round(spectral_gap(metropolis_hastings(topologies.fully_connected(100))), 6)
+    1.0
+    """
+    return 1.0 - second_eigenvalue(weights)
+
+
+def _from_edges(num_nodes: int, edges: np.ndarray, values: np.ndarray) -> Weights:
+    half = scipy.sparse.csr_array((values, tuple(edges.T)), shape=(num_nodes, num_nodes))
+    return _from_sparse(half + half.T)
+
+
+def _from_sparse(matrix: scipy.sparse.csr_array) -> Weights:
+    """The matrix in its best form; its diagonal is what the rest of a row leaves to 1."""
+    n = matrix.shape[0]
+    matrix = _without_diagonal(matrix)
+    counts = np.diff(matrix.indptr)
+    most = int(counts.max(initial=0))
+    if most > _MOST_UNROLLED:
+        return Dense(_with_unit_rows(matrix).toarray())
+    used = np.arange(most) < counts[:, None]  # [nodes, most]
+    neighbours = np.tile(np.arange(n, dtype=np.int32)[:, None], most)
+    values = np.zeros((n, most))
+    neighbours[used], values[used] = matrix.indices, matrix.data
+    return Neighbours(neighbours, values)
+
+
+def _group_average(ids: np.ndarray) -> Groups:
+    sizes = np.bincount(ids)
+    place = np.arange(sizes.max())
+    used = place < sizes[:, None]  # [groups, most]
+    starts = np.cumsum(sizes) - sizes
+    members = np.argsort(ids, kind="stable")[starts[:, None] + np.where(used, place, 0)]
+    return Groups(members.astype(np.int32), used / sizes[:, None], ids.astype(np.int32))
+
+
+def _largest_entry(matrix: scipy.sparse.csr_array) -> tuple[int, int, float]:
+    """Row, column and value of the entry that is largest in absolute value."""
+    entries = scipy.sparse.coo_array(matrix)
+    if entries.nnz == 0:
+        return 0, 0, 0.0
+    where = int(np.abs(entries.data).argmax())
+    row, column = entries.coords
+    return int(row[where]), int(column[where]), float(entries.data[where])
+
+
+def _without_diagonal(matrix: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+    matrix = matrix.tocsr(copy=True)
+    matrix.setdiag(0)
+    matrix.eliminate_zeros()
+    matrix.sort_indices()
+    return matrix
+
+
+def _with_unit_rows(matrix: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+    """Sets the diagonal to what the rest of each row leaves to 1, so that no residue of rounding remains."""
+    matrix = _without_diagonal(matrix)
+    return (matrix + scipy.sparse.diags_array(1 - matrix.sum(axis=1))).tocsr()

@@ -1,0 +1,129 @@
+"""One node's model.
+
+Models never see nodes: they are written for one, and the simulator lifts them over all with `jax.vmap`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+Params = Any
+
+
+class Model(NamedTuple):
+    """A pair of pure functions; any such pair is a model."""
+
+    init: Callable[[jax.Array, jax.Array], Params]  # (key, example_inputs [batch, ...]) -> params
+    apply: Callable[[Params, jax.Array], jax.Array]  # (params, inputs [batch, ...]) -> logits [batch, classes]
+
+
+def logistic_regression(num_classes: int = 10) -> nn.Module:
+    """The paper's model for MNIST: one linear layer with bias on the flattened inputs (784 -> 10: 7,850 parameters).
+
+    Weights and biases start uniform in +-1/sqrt(fan_in).
+    """
+    return LogisticRegression(num_classes)
+
+
+def gn_lenet(num_classes: int = 10) -> nn.Module:
+    """The paper's network for CIFAR-10: LeNet with group normalisation (85,354 parameters on 32 x 32 x 3).
+
+    Three 5 x 5 convolutions (32, 32, 64 channels), each followed by group normalisation in two groups and a
+    3 x 3 max-pool of stride 2, and one linear layer. As in the reference experiments the first layer, and only it, pools
+    before it normalises. Weights and biases start uniform in +-1/sqrt(fan_in).
+    """
+    return GNLeNet(num_classes)
+
+
+class LogisticRegression(nn.Module):
+    """One linear layer; see `logistic_regression`."""
+
+    num_classes: int = 10
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Logits [batch, classes] of inputs [batch, ...]."""
+        return _dense(self.num_classes, inputs.reshape(len(inputs), -1))
+
+
+class GNLeNet(nn.Module):
+    """LeNet with group normalisation; see `gn_lenet`."""
+
+    num_classes: int = 10
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Logits [batch, classes] of images [batch, height, width, channels]."""
+
+        def normalise(x: jax.Array) -> jax.Array:
+            return nn.GroupNorm(num_groups=2, epsilon=1e-5)(x)
+
+        x = nn.relu(normalise(_pool(_conv(32, inputs))))
+        x = nn.relu(_pool(normalise(_conv(32, x))))
+        x = nn.relu(_pool(normalise(_conv(64, x))))
+        return _dense(self.num_classes, x.reshape(len(x), -1))
+
+
+def as_model(model: Any) -> Model:
+    """What `simulate(model=...)` takes, as a `Model`: a flax module, or a pair of functions `(init, apply)`."""
+    if isinstance(model, nn.Module):
+        return _from_linen(model)
+    if isinstance(model, tuple) and len(model) == 2 and all(callable(function) for function in model):
+        return Model(*model)
+    raise ValueError(
+        f"model={model!r} is not a model: pass a flax.linen module such as models.logistic_regression(), or a pair "
+        "of functions (init(key, example_inputs) -> params, apply(params, inputs) -> logits)"
+    )
+
+
+def num_parameters(params: Params) -> int:
+    """Number of parameters of one node's model.
+
+    >>> num_parameters(as_model(gn_lenet()).init(jax.random.key(0), jnp.zeros((1, 32, 32, 3))))
+    85354
+    """
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def _from_linen(module: nn.Module) -> Model:
+    def init(key: jax.Array, example_inputs: jax.Array) -> Params:
+        variables = module.init(key, example_inputs)
+        if others := set(variables) - {"params"}:
+            raise ValueError(
+                f"{type(module).__name__} keeps {', '.join(sorted(others))} besides its parameters, which gossip does "
+                "not average: use a module without state, for example GroupNorm instead of BatchNorm"
+            )
+        return variables["params"]
+
+    def apply(params: Params, inputs: jax.Array) -> jax.Array:
+        logits: jax.Array = module.apply({"params": params}, inputs)
+        return logits
+
+    return Model(init, apply)
+
+
+def _uniform(fan_in: int) -> Callable[..., jax.Array]:
+    """Initialises with U(-1/sqrt(fan_in), 1/sqrt(fan_in)), weights and biases alike."""
+
+    def init(key: jax.Array, shape: Any, dtype: Any = jnp.float32) -> jax.Array:
+        bound = fan_in**-0.5
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return init
+
+
+def _dense(features: int, x: jax.Array) -> jax.Array:
+    start = _uniform(x.shape[-1])
+    return nn.Dense(features, kernel_init=start, bias_init=start)(x)
+
+
+def _conv(features: int, x: jax.Array) -> jax.Array:
+    start = _uniform(5 * 5 * x.shape[-1])
+    return nn.Conv(features, (5, 5), padding=2, kernel_init=start, bias_init=start)(x)
+
+
+def _pool(x: jax.Array) -> jax.Array:
+    return nn.max_pool(x, (3, 3), strides=(2, 2))

@@ -1,0 +1,197 @@
+"""Which node holds which example.
+
+Every partition is a function `(dataset, num_nodes, *, ..., seed) -> PartitionedDataset`; the same seed gives the
+same partition.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dcliques_jax.datasets import Dataset
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class PartitionedDataset:
+    """A data set and the training examples that each node holds."""
+
+    dataset: Dataset
+    indices: np.ndarray  # [nodes, most] into the training examples; -1 past a node's size
+    sizes: np.ndarray  # [nodes]
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.sizes)
+
+    @property
+    def label_counts(self) -> np.ndarray:
+        """Examples of each class at each node, `[nodes, classes]`."""
+        nodes, _ = held = np.nonzero(self.indices >= 0)
+        counts = np.zeros((self.num_nodes, self.dataset.num_classes), np.int64)
+        np.add.at(counts, (nodes, self.dataset.train_labels[self.indices[held]]), 1)
+        return counts
+
+    @property
+    def label_distribution(self) -> np.ndarray:
+        """The local label distributions p_i(y), `[nodes, classes]`; each row sums to 1."""
+        return self.label_counts / self.sizes[:, None]
+
+    def __repr__(self) -> str:
+        smallest, largest = self.sizes.min(), self.sizes.max()
+        each = f"{smallest}" if smallest == largest else f"{smallest} to {largest}"
+        return f"PartitionedDataset({self.dataset.name!r}, num_nodes={self.num_nodes}, {each} examples a node)"
+
+
+def from_indices(dataset: Dataset, indices: Sequence[npt.ArrayLike]) -> PartitionedDataset:
+    """Gives node i the training examples `indices[i]`; nodes may hold different numbers of them.
+
+    >>> from dcliques_jax import datasets
+    >>> from_indices(datasets.synthetic(), [[0, 1, 2], [3, 4]])
+    PartitionedDataset('synthetic', num_nodes=2, 2 to 3 examples a node)
+    """
+    if len(indices) == 0:
+        raise ValueError("a partition needs at least one node")
+    rows = [np.asarray(row, np.int64).reshape(-1) for row in indices]
+    sizes = np.array([len(row) for row in rows])
+    if sizes.min() == 0:
+        raise ValueError(f"node {sizes.argmin()} holds no example: every node needs at least one")
+    held = np.concatenate(rows)
+    num_train = len(dataset.train_labels)
+    if held.min() < 0 or held.max() >= num_train:
+        raise ValueError(f"indices range from {held.min()} to {held.max()}, but there are {num_train} examples")
+    padded = np.full((len(rows), sizes.max()), -1, np.int32)
+    padded[np.arange(sizes.max()) < sizes[:, None]] = held
+    return PartitionedDataset(dataset, padded, sizes)
+
+
+def iid(dataset: Dataset, num_nodes: int, *, seed: int = 0) -> PartitionedDataset:
+    """Deals the shuffled examples out evenly: every node sees the global label distribution.
+
+    Sizes differ by one at most where the examples do not divide.
+
+    >>> from dcliques_jax import datasets
+    >>> iid(datasets.synthetic(num_train=1000), 100)
+    PartitionedDataset('synthetic', num_nodes=100, 10 examples a node)
+    """
+    num_train = len(dataset.train_labels)
+    _check_num_nodes(num_nodes, num_train)
+    return from_indices(dataset, np.array_split(np.random.default_rng(seed).permutation(num_train), num_nodes))
+
+
+def shards(
+    dataset: Dataset, num_nodes: int, *, shards_per_node: int = 2, unequal: bool = False, seed: int = 0
+) -> PartitionedDataset:
+    """The partition of McMahan et al. (2017), used by the paper: examples sorted by class, cut into shards.
+
+    The examples (shuffled inside each class) are cut into `num_nodes * shards_per_node` shards of equal size, and
+    every node gets `shards_per_node` of them at random. A shard may straddle two classes. Examples that do not
+    divide into equal shards are an error, unless `unequal=True` lets the sizes of shards differ by one.
+
+    >>> from dcliques_jax import datasets
+    >>> data = shards(datasets.synthetic(num_train=1000), 100, seed=1)
+    >>> int((data.label_distribution > 0).sum(axis=1).max())
+    2
+    """
+    if shards_per_node < 1:
+        raise ValueError(f"shards_per_node={shards_per_node} must be at least 1")
+    num_train = len(dataset.train_labels)
+    num_shards = num_nodes * shards_per_node
+    _check_num_nodes(num_nodes, num_train // shards_per_node)
+    if num_train % num_shards and not unequal:
+        raise ValueError(
+            f"{num_train} examples do not divide into {num_nodes} x {shards_per_node} = {num_shards} equal shards: "
+            "choose another num_nodes, or pass unequal=True for shards whose sizes differ by one"
+        )
+    rng = np.random.default_rng(seed)
+    cut = np.array_split(_sorted_by_class(dataset.train_labels, rng), num_shards)
+    assigned = rng.permutation(num_shards).reshape(num_nodes, shards_per_node)
+    return from_indices(dataset, [np.concatenate([cut[shard] for shard in node]) for node in assigned])
+
+
+def one_class(
+    dataset: Dataset, num_nodes: int, *, examples_per_class: int | None = None, seed: int = 0
+) -> PartitionedDataset:
+    """The extreme skew of the paper's appendix C: one class a node, every class on equally many nodes.
+
+    All classes are cut to `examples_per_class` examples. It defaults to the size of the smallest class, rounded
+    down to two digits (MNIST: 4,529 to 4,500, as in the reference experiments, so that 10, 100 and 1,000 nodes
+    train on the same examples) and then to what its nodes share evenly.
+
+    >>> from dcliques_jax import datasets
+    >>> data = one_class(datasets.synthetic(num_train=1000), 20)
+    >>> data, int((data.label_distribution > 0).sum(axis=1).max())
+    (PartitionedDataset('synthetic', num_nodes=20, 50 examples a node), 1)
+    """
+    num_classes = dataset.num_classes
+    if num_nodes < 1 or num_nodes % num_classes:
+        raise ValueError(
+            f"num_nodes={num_nodes} must be a multiple of the {num_classes} classes, "
+            f"such as {max(1, round(num_nodes / num_classes)) * num_classes}"
+        )
+    nodes_per_class = num_nodes // num_classes
+    smallest = int(np.bincount(dataset.train_labels, minlength=num_classes).min())
+    if examples_per_class is None:
+        unit = 10 ** max(0, len(str(smallest)) - 2)
+        examples_per_class = smallest // unit * unit // nodes_per_class * nodes_per_class
+    if not nodes_per_class <= examples_per_class <= smallest or examples_per_class % nodes_per_class:
+        raise ValueError(
+            f"examples_per_class={examples_per_class} must be a positive multiple of {nodes_per_class}, the nodes of "
+            f"a class, and at most {smallest}, the size of the smallest class"
+        )
+    rng = np.random.default_rng(seed)
+    ordered = _sorted_by_class(dataset.train_labels, rng)
+    starts = np.searchsorted(dataset.train_labels[ordered], np.arange(num_classes))
+    kept = ordered[starts[:, None] + np.arange(examples_per_class)]
+    return from_indices(dataset, rng.permutation(kept.reshape(num_nodes, -1)))
+
+
+def dirichlet(
+    dataset: Dataset, num_nodes: int, *, alpha: float, min_size: int = 1, seed: int = 0
+) -> PartitionedDataset:
+    """Shares each class out over the nodes in proportions drawn from a Dirichlet distribution.
+
+    A small `alpha` gives strong skew, a large one comes close to `iid`. Nodes differ in size. Those that would hold
+    fewer than `min_size` examples are topped up with random examples of the largest node.
+
+    >>> from dcliques_jax import datasets
+    >>> data = dirichlet(datasets.synthetic(num_train=1000), 10, alpha=0.5)
+    >>> data.num_nodes, int(data.sizes.sum())
+    (10, 1000)
+    """
+    if not (np.isfinite(alpha) and alpha > 0):
+        raise ValueError(f"alpha={alpha} must be positive and finite")
+    if min_size < 1:
+        raise ValueError(f"min_size={min_size} must be at least 1: every node needs an example")
+    num_train = len(dataset.train_labels)
+    _check_num_nodes(num_nodes, num_train // min_size)
+    rng = np.random.default_rng(seed)
+    owner = np.empty(num_train, np.int64)  # [train] the node that holds an example
+    for label in range(dataset.num_classes):
+        examples = rng.permutation(np.flatnonzero(dataset.train_labels == label))
+        proportions = rng.dirichlet(np.full(num_nodes, alpha))
+        bounds = np.round(np.cumsum(proportions) * len(examples)).astype(np.int64)
+        owner[examples] = np.minimum(
+            np.searchsorted(bounds, np.arange(len(examples)), side="right"), num_nodes - 1
+        )
+    sizes = np.bincount(owner, minlength=num_nodes)
+    for poor in np.flatnonzero(sizes < min_size):
+        while sizes[poor] < min_size:
+            rich = sizes.argmax()
+            owner[rng.choice(np.flatnonzero(owner == rich))] = poor
+            sizes[rich] -= 1
+            sizes[poor] += 1
+    return from_indices(dataset, [np.flatnonzero(owner == node) for node in range(num_nodes)])
+
+
+def _sorted_by_class(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Indices of all examples, class by class, in random order inside a class."""
+    shuffled = rng.permutation(len(labels))
+    return shuffled[np.argsort(labels[shuffled], kind="stable")]
+
+
+def _check_num_nodes(num_nodes: int, most: int) -> None:
+    if not 1 <= num_nodes <= most:
+        raise ValueError(f"num_nodes={num_nodes} must lie in 1..{most} for every node to get its examples")

@@ -1,0 +1,53 @@
+"""Which examples a node sees in a round.
+
+Nodes sample without replacement inside an epoch: each goes through its examples in an order that is drawn anew for
+every epoch, `batch_size` at a time, and keeps a short last batch. Where nodes differ in size, `batch_size` is that of the
+largest node and the others take proportionally smaller batches, so that an epoch lasts equally many rounds for all, every
+node counts the same in every round (eq. 1) and every example is seen exactly once.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def rounds_per_epoch(sizes: np.ndarray, batch_size: int) -> int:
+    """Rounds until the largest node, and with it every other, has seen all its examples.
+
+    >>> rounds_per_epoch(np.array([500, 500]), 128)
+    4
+    """
+    return -(-int(sizes.max()) // batch_size)
+
+
+def node_batch_sizes(sizes: np.ndarray, batch_size: int) -> np.ndarray:
+    """Examples that each node takes in a round, `[nodes]`: in proportion to its size, at least one.
+
+    >>> node_batch_sizes(np.array([500, 250, 2]), 128)
+    array([128,  64,   1])
+    """
+    return -(-sizes * batch_size // sizes.max())
+
+
+def shuffle(key: jax.Array, epoch: jax.Array, examples: jax.Array, sizes: jax.Array) -> jax.Array:
+    """The examples `[nodes, most]` of every node in the order of an epoch; what is padding stays behind them."""
+    draws = jax.random.uniform(jax.random.fold_in(key, epoch), examples.shape)
+    padding = jnp.arange(examples.shape[1]) >= sizes[:, None]
+    order = jnp.argsort(jnp.where(padding, jnp.inf, draws), axis=1)
+    return jnp.take_along_axis(examples, order, axis=1)
+
+
+def batches(
+    shuffled: jax.Array, sizes: jax.Array, batch_sizes: jax.Array, turn: jax.Array, batch_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """The mini-batches of all nodes in round `turn` of an epoch.
+
+    Returns examples `[nodes, batch_size]` and the weight of each in the node's mean loss: one over the true size of the
+    batch, and 0 for what only fills up the array.
+    """
+    start = turn * batch_sizes
+    stop = jnp.minimum(start + batch_sizes, sizes)
+    places = start[:, None] + jnp.arange(batch_size)
+    taken = places < stop[:, None]
+    examples = jnp.take_along_axis(shuffled, jnp.where(taken, places, 0), axis=1)
+    return examples, taken / jnp.maximum(stop - start, 1)[:, None]

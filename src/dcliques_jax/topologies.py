@@ -1,0 +1,387 @@
+"""Who talks to whom.
+
+Every builder returns a `Topology`: an undirected, connected graph over nodes 0 .. n - 1, built on the host with NumPy.
+Builders never see data, only label distributions `[nodes, classes]`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse
+
+from dcliques_jax import cliques as cliques_lib
+
+if TYPE_CHECKING:
+    from dcliques_jax.reports import Report
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Topology:
+    """A connected, undirected graph, and the part of it over which gradients may be averaged."""
+
+    num_nodes: int
+    edges: np.ndarray  # [edges, 2] every edge once, the smaller node first, in order
+    clique_ids: np.ndarray | None  # [nodes] the clique of each node, where there are cliques
+    gradient_edges: np.ndarray | None  # [.., 2] those of `edges` that gradients travel too, where there are such
+    name: str
+
+    @property
+    def degrees(self) -> np.ndarray:
+        """Number of neighbours of each node, `[nodes]`."""
+        return np.bincount(self.edges.ravel(), minlength=self.num_nodes)
+
+    def adjacency(self) -> scipy.sparse.csr_array:
+        """The symmetric adjacency matrix with entries 1.0, as a SciPy sparse array."""
+        i, j = self.edges.T
+        rows, columns = np.concatenate([i, j]), np.concatenate([j, i])
+        return scipy.sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(self.num_nodes, self.num_nodes))
+
+    def report(
+        self, label_distribution: npt.ArrayLike | None = None, *, num_parameters: int | None = None
+    ) -> "Report":
+        """What this topology costs and promises, before any training; see `dcliques_jax.reports.Report`."""
+        from dcliques_jax.reports import make_report
+
+        return make_report(self, label_distribution, num_parameters=num_parameters)
+
+    def __repr__(self) -> str:
+        grouped = "" if self.clique_ids is None else f", cliques={self.clique_ids.max() + 1}"
+        return f"Topology({self.name!r}, num_nodes={self.num_nodes}, edges={len(self.edges)}{grouped})"
+
+
+def from_edges(
+    num_nodes: int, edges: npt.ArrayLike, *, clique_ids: npt.ArrayLike | None = None, name: str = "graph"
+) -> Topology:
+    """A topology of given undirected edges `[edges, 2]`; one that is listed twice counts once.
+
+    With `clique_ids` gradients are averaged over the edges inside cliques, where the algorithm asks for that.
+
+    >>> from_edges(3, [[0, 1], [1, 2], [2, 1]])
+    Topology('graph', num_nodes=3, edges=2)
+    """
+    if num_nodes < 1:
+        raise ValueError(f"num_nodes={num_nodes} must be at least 1")
+    edges = np.asarray(edges).reshape(-1, 2) if np.size(edges) == 0 else np.asarray(edges)
+    if edges.ndim != 2 or edges.shape[1] != 2 or not (np.issubdtype(edges.dtype, np.integer) or edges.size == 0):
+        raise ValueError(f"edges must be pairs of integers [edges, 2], not {edges.dtype} of shape {edges.shape}")
+    outside = edges[((edges < 0) | (edges >= num_nodes)).any(axis=1)]
+    if len(outside):
+        raise ValueError(f"edge {outside[0].tolist()} leaves the nodes 0..{num_nodes - 1}")
+    loops = edges[edges[:, 0] == edges[:, 1]]
+    if len(loops):
+        raise ValueError(f"edge {loops[0].tolist()} links a node with itself: leave self-loops out")
+    if clique_ids is None:
+        return _topology(num_nodes, edges, name)
+    ids = cliques_lib.check_clique_ids(clique_ids, num_nodes)
+    return _topology(num_nodes, edges, name, ids, edges[ids[edges[:, 0]] == ids[edges[:, 1]]])
+
+
+def from_networkx(graph: Any, *, name: str = "networkx graph") -> Topology:
+    """Any undirected networkx graph; its nodes become 0 .. n - 1 in the order of `graph.nodes`.
+
+    >>> import networkx as nx
+    >>> from_networkx(nx.petersen_graph())
+    Topology('networkx graph', num_nodes=10, edges=15)
+    """
+    if graph.is_directed():
+        raise ValueError("the graph is directed, but gossip needs symmetric edges: pass graph.to_undirected()")
+    number = {node: position for position, node in enumerate(graph.nodes)}
+    return from_edges(len(number), [(number[i], number[j]) for i, j in graph.edges()], name=name)
+
+
+def ring(num_nodes: int, *, seed: int = 0) -> Topology:
+    """A ring in which the nodes are placed at random.
+
+    >>> ring(100).degrees.max()
+    np.int64(2)
+    """
+    order = _placed_at_random(num_nodes, seed)
+    return _topology(num_nodes, np.stack([order, np.roll(order, -1)], axis=1), "ring")
+
+
+def grid(rows: int, columns: int, *, seed: int = 0) -> Topology:
+    """A rectangular grid, not wrapped around, in which the nodes are placed at random.
+
+    >>> grid(10, 10)
+    Topology('grid', num_nodes=100, edges=180)
+    """
+    if rows < 1 or columns < 1:
+        raise ValueError(f"rows={rows} and columns={columns} must be at least 1")
+    places = _placed_at_random(rows * columns, seed).reshape(rows, columns)
+    across = np.stack([places[:, :-1], places[:, 1:]], axis=-1).reshape(-1, 2)
+    down = np.stack([places[:-1], places[1:]], axis=-1).reshape(-1, 2)
+    return _topology(rows * columns, np.concatenate([across, down]), "grid")
+
+
+def fully_connected(num_nodes: int) -> Topology:
+    """Every node talks to every other: the ideal and the costliest baseline. One node is the centralised case.
+
+    >>> fully_connected(100)
+    Topology('fully connected', num_nodes=100, edges=4950)
+    """
+    if num_nodes < 1:
+        raise ValueError(f"num_nodes={num_nodes} must be at least 1")
+    return _topology(num_nodes, np.stack(np.triu_indices(num_nodes, 1), axis=1), "fully connected")
+
+
+def random_regular(num_nodes: int, degree: int, *, seed: int = 0) -> Topology:
+    """A random graph in which every node has `degree` neighbours.
+
+    >>> random_regular(100, 10).degrees.min()
+    np.int64(10)
+    """
+    import networkx as nx
+
+    if not 0 <= degree < num_nodes or num_nodes * degree % 2:
+        raise ValueError(
+            f"no graph has {num_nodes} nodes of degree {degree}: degree must lie in 0..{num_nodes - 1} and "
+            "num_nodes * degree be even"
+        )
+    rng = np.random.default_rng(seed)
+    for _ in range(1000):  # only graphs of degree 2 or less are disconnected at all often
+        graph = nx.random_regular_graph(degree, num_nodes, seed=int(rng.integers(2**32)))
+        if nx.is_connected(graph):
+            return from_networkx(graph, name=f"random {degree}-regular")
+    raise ValueError(f"no connected graph of degree {degree} on {num_nodes} nodes was found: choose a higher degree")
+
+
+def diverse_random(label_distribution: npt.ArrayLike, degree: int = 10, *, seed: int = 0) -> Topology:
+    """A random graph with diverse neighbours (appendix C): each node and its neighbours cover every class once.
+
+    For nodes of one class each. Every node is linked to one random node of each other class; these edges are the
+    `gradient_edges`, over which "unbiased gradients" are averaged with `dsgd(clique_averaging=True)`. Random
+    further edges, up to `degree` a node, serve model averaging only.
+
+    >>> from dcliques_jax import datasets, partitions
+    >>> data = partitions.one_class(datasets.synthetic(), 100)
+    >>> topology = diverse_random(data.label_distribution)
+    >>> len(topology.edges), len(topology.gradient_edges)
+    (500, 450)
+    """
+    p = cliques_lib.check_label_distribution(label_distribution)
+    classes = cliques_lib.single_classes(p, "diverse_random")
+    num_nodes, labels = len(p), np.unique(classes)
+    extra = degree - (len(labels) - 1)
+    if extra < 0 or degree >= num_nodes or num_nodes * extra % 2:
+        raise ValueError(
+            f"degree={degree} must lie in {len(labels) - 1}..{num_nodes - 1}, one edge to each other class at least, "
+            f"with an even number of edge ends: {num_nodes} x {extra} further ones"
+        )
+    rng = np.random.default_rng(seed)
+    of_class = [np.flatnonzero(classes == label) for label in labels]
+    matchings = [
+        np.stack([of_class[a], rng.permutation(of_class[b])], axis=1)
+        for a in range(len(labels))
+        for b in range(a + 1, len(labels))
+    ]
+    diverse = np.concatenate([np.empty((0, 2), np.int64), *matchings])
+    further = _random_edges_besides(num_nodes, extra, diverse, rng)
+    edges = np.concatenate([diverse, further])
+    return _topology(num_nodes, edges, f"diverse random {degree}-regular", gradient_edges=diverse)
+
+
+def d_cliques(
+    label_distribution: npt.ArrayLike,
+    *,
+    clique_size: int = 10,
+    inter: str = "fully_connected",
+    max_steps: int = 1000,
+    cliques: npt.ArrayLike | None = None,
+    seed: int = 0,
+) -> Topology:
+    """D-Cliques: cliques that represent the global label distribution, joined by sparse edges.
+
+    Args:
+      label_distribution: p_i(y) of every node, `[nodes, classes]`.
+      clique_size: largest size M of a clique.
+      inter: wiring between cliques: `"ring"`, `"fractal"`, `"small_world"` or `"fully_connected"`. Each edge goes to
+        a random one of the nodes that have the fewest inter-clique edges in their clique so far.
+      max_steps: steps of Greedy Swap; 0 gives random cliques.
+      cliques: clique ids `[nodes]` to use instead of running Greedy Swap with `clique_size` and `max_steps`.
+      seed: of the cliques and of the wiring.
+
+    >>> from dcliques_jax import datasets, partitions
+    >>> data = partitions.shards(datasets.synthetic(), 100)
+    >>> topology = d_cliques(data.label_distribution, inter="fully_connected")
+    >>> topology
+    Topology('D-Cliques (fully connected)', num_nodes=100, edges=495, cliques=10)
+    """
+    if inter not in INTER:
+        raise ValueError(f"inter={inter!r} is unknown: choose one of {', '.join(INTER)}")
+    p = cliques_lib.check_label_distribution(label_distribution)
+    if cliques is None:
+        ids = cliques_lib.greedy_swap(p, clique_size, max_steps=max_steps, seed=seed)
+    else:
+        ids = cliques_lib.check_clique_ids(cliques, len(p))
+    members = [np.flatnonzero(ids == clique) for clique in range(ids.max() + 1)]
+    inside = np.concatenate([nodes[np.stack(np.triu_indices(len(nodes), 1), axis=1)] for nodes in members])
+    between = INTER[inter](members, np.random.default_rng([seed, 2]))
+    name = f"D-Cliques ({inter.replace('_', ' ')})"
+    return _topology(len(p), np.concatenate([inside, between]), name, ids, inside)
+
+
+def remove_intra_clique_edges(topology: Topology, per_clique: int, *, seed: int = 0) -> Topology:
+    """Removes `per_clique` random edges inside every clique, in both directions.
+
+    Gradients are then averaged over a node and the clique-mates it still touches.
+
+    >>> from dcliques_jax import datasets, partitions
+    >>> data = partitions.shards(datasets.synthetic(), 100)
+    >>> remove_intra_clique_edges(d_cliques(data.label_distribution), 5)
+    Topology('D-Cliques (fully connected), 5 edges removed', num_nodes=100, edges=445, cliques=10)
+    """
+    ids = topology.clique_ids
+    if ids is None:
+        raise ValueError(f"{topology!r} has no cliques to remove edges from")
+    first, second = ids[topology.edges].T
+    rng = np.random.default_rng(seed)
+    kept = np.ones(len(topology.edges), bool)
+    for clique in range(ids.max() + 1):
+        inside = np.flatnonzero((first == clique) & (second == clique))
+        if not 0 <= per_clique <= len(inside):
+            raise ValueError(f"per_clique={per_clique} must lie in 0..{len(inside)}, the edges inside clique {clique}")
+        kept[rng.choice(inside, per_clique, replace=False)] = False
+    name = f"{topology.name}, {per_clique} edges removed"
+    return from_edges(topology.num_nodes, topology.edges[kept], clique_ids=ids, name=name)
+
+
+# Wirings between cliques. Each takes the members of every clique and returns edges [edges, 2] between nodes.
+
+Members = Sequence[np.ndarray]
+
+
+def _ring_inter(members: Members, rng: np.random.Generator) -> np.ndarray:
+    """Each clique is linked to the next, by another node than the one that links it to the previous."""
+    k = len(members)
+    pairs = np.stack([np.arange(k), (np.arange(k) + 1) % k], axis=1)[: k if k > 1 else 0]
+    return _link(members, pairs, _no_load(members), rng)
+
+
+def _fully_connected_inter(members: Members, rng: np.random.Generator) -> np.ndarray:
+    """One edge for every pair of cliques."""
+    pairs = np.stack(np.triu_indices(len(members), 1), axis=1)
+    return _link(members, pairs, _no_load(members), rng)
+
+
+def _small_world_inter(members: Members, rng: np.random.Generator, neighbourhood: int = 2) -> np.ndarray:
+    """Cliques on a ring, with fingers at exponentially growing distances in both directions (Algorithm 4).
+
+    The largest offset is 2^(ceil(log2 k) - 1) for k cliques. The printed algorithm has one octave more, which
+    contradicts the 14.5 edges per node that the paper counts at 1000 nodes.
+    """
+    k = len(members)
+    octaves = 2 ** np.arange(int(k - 1).bit_length())  # 1, 2, 4 .. ; bit_length(k - 1) = ceil(log2 k)
+    offsets = (octaves[:, None] + np.arange(neighbourhood)).ravel()
+    offsets = np.concatenate([offsets, -offsets])
+    start = np.repeat(np.arange(k), len(offsets))
+    pairs = np.stack([start, (start + np.tile(offsets, k)) % k], axis=1)
+    return _link(members, pairs[pairs[:, 0] != pairs[:, 1]], _no_load(members), rng)
+
+
+def _fractal_inter(members: Members, rng: np.random.Generator) -> np.ndarray:
+    """Groups of M cliques with one edge per pair of cliques, groups of M groups with one per pair, and so on."""
+    size = max(2, *(len(nodes) for nodes in members))
+    load = _no_load(members)
+    edges = [np.empty((0, 2), np.int64)]
+    groups = list(members)
+    while len(groups) > 1:
+        batches = [groups[start : start + size] for start in range(0, len(groups), size)]
+        for batch in batches:
+            edges.append(_link(batch, np.stack(np.triu_indices(len(batch), 1), axis=1), load, rng))
+        groups = [np.concatenate(batch) for batch in batches]
+    return np.concatenate(edges)
+
+
+INTER: dict[str, Callable[[Members, np.random.Generator], np.ndarray]] = {
+    "ring": _ring_inter,
+    "fractal": _fractal_inter,
+    "small_world": _small_world_inter,
+    "fully_connected": _fully_connected_inter,
+}
+
+
+def _no_load(members: Members) -> np.ndarray:
+    return np.zeros(sum(len(nodes) for nodes in members), np.int64)
+
+
+def _link(groups: Members, pairs: np.ndarray, load: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One edge for each pair of groups, between least-loaded nodes; counts the edges in `load` [nodes]."""
+    ends = np.empty(pairs.size, np.int64)
+    counts = np.bincount(pairs.ravel(), minlength=len(groups))
+    slots = np.split(np.argsort(pairs, axis=None, kind="stable"), np.cumsum(counts)[:-1])
+    for nodes, slot in zip(groups, slots, strict=True):
+        ends[slot] = _least_loaded(nodes, load, len(slot), rng)
+    return ends.reshape(-1, 2)
+
+
+def _least_loaded(nodes: np.ndarray, load: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """The nodes that `count` picks in a row take, each a random one of the least loaded; updates `load`.
+
+    A node of load l can be picked as the (l+1)-th, (l+2)-th, .. edge of its own. Picks go through all such offers
+    level by level and at random inside a level, so that one sort replaces the loop.
+    """
+    current = load[nodes]
+    turns = np.ptp(current) + -(-count // len(nodes))
+    offers = current + np.arange(turns)[:, None]  # [turns, nodes]
+    order = np.argsort(offers + rng.random(offers.shape), axis=None)[:count]
+    picked = nodes[order % len(nodes)]
+    np.add.at(load, picked, 1)
+    return picked
+
+
+def _random_edges_besides(
+    num_nodes: int, degree: int, taken: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Edges of a random graph of this degree without the edges in `taken`: those are crossed with random others."""
+    import networkx as nx
+
+    graph = nx.random_regular_graph(degree, num_nodes, seed=int(rng.integers(2**32)))
+    edges = list(graph.edges)
+    forbidden = {frozenset(edge) for edge in taken.tolist()}
+    used = forbidden | {frozenset(edge) for edge in edges}
+    for row in [row for row, edge in enumerate(edges) if frozenset(edge) in forbidden]:
+        for other in rng.permutation(len(edges)):
+            (a, b), (c, d) = edges[row], edges[other]
+            crossed = {frozenset((a, c)), frozenset((b, d))}
+            if len({a, b, c, d}) == 4 and not crossed & used:
+                used |= crossed
+                edges[row], edges[other] = (a, c), (b, d)
+                break
+        else:
+            raise ValueError(f"no {degree} further edges for each of {num_nodes} nodes were found: lower the degree")
+    return np.array(edges, np.int64).reshape(-1, 2)
+
+
+def _placed_at_random(num_nodes: int, seed: int) -> np.ndarray:
+    if num_nodes < 1:
+        raise ValueError(f"num_nodes={num_nodes} must be at least 1")
+    return np.random.default_rng(seed).permutation(num_nodes)
+
+
+def _topology(
+    num_nodes: int,
+    edges: np.ndarray,
+    name: str,
+    clique_ids: np.ndarray | None = None,
+    gradient_edges: np.ndarray | None = None,
+) -> Topology:
+    """A `Topology` with its edges in order and once each; an error if it is not connected."""
+    if gradient_edges is not None:
+        gradient_edges = _in_order(num_nodes, gradient_edges)
+    topology = Topology(num_nodes, _in_order(num_nodes, edges), clique_ids, gradient_edges, name)
+    parts, part = scipy.sparse.csgraph.connected_components(topology.adjacency(), directed=False)
+    if parts > 1:
+        raise ValueError(
+            f"the {name} of {num_nodes} nodes is disconnected: it falls into {parts} parts (node 0 cannot reach node "
+            f"{np.argmax(part != part[0])}); add edges that join them"
+        )
+    return topology
+
+
+def _in_order(num_nodes: int, edges: np.ndarray) -> np.ndarray:
+    i, j = np.sort(edges.astype(np.int64), axis=1).T
+    numbers = np.unique(i[i != j] * num_nodes + j[i != j])
+    return np.stack([numbers // num_nodes, numbers % num_nodes], axis=1)
