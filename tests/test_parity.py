@@ -1,0 +1,135 @@
+"""The compiled simulator equals the NumPy reference, for every algorithm on every topology with every partition."""
+
+import jax
+import numpy as np
+import pytest
+
+import catalogue
+import reference
+from dcliques_jax import mixing, models, sampling, simulate
+
+ROUNDS, BATCH = 7, 6  # of 20 examples a node: an epoch is 6, 6, 6, 2, and seven rounds reach into a second one
+
+
+def reference_batches(data, seed, rounds, batch_size):
+    """The mini-batches that a run with this seed draws, as [rounds][nodes] (inputs, labels)."""
+    key = jax.random.split(jax.random.key(seed, impl="threefry2x32"))[1]
+    per_epoch = -(-data.sizes.max() // batch_size)
+    taken = []
+    for number in range(rounds):
+        epoch, turn = divmod(number, per_epoch)
+        shuffled = np.asarray(sampling.shuffle(key, epoch, data.indices, data.sizes))
+        batch = []
+        for node, size in enumerate(data.sizes):
+            own = -(-size * batch_size // data.sizes.max())
+            examples = shuffled[node, :size][turn * own : (turn + 1) * own]
+            batch.append((data.dataset.train_inputs[examples], data.dataset.train_labels[examples]))
+        taken.append(batch)
+    return taken
+
+
+def reference_run(topology, data, name, start, rounds, batch_size, seed=0):
+    n = topology.num_nodes
+    w, g = reference.metropolis_hastings(n, topology.edges), np.eye(n)
+    if "clique averaging" in name and topology.clique_ids is not None:
+        inside = [(i, j) for i, j in topology.edges if topology.clique_ids[i] == topology.clique_ids[j]]
+        g = reference.neighbourhood_average(n, inside)
+    if "own matrices" in name:
+        w, g = (np.eye(n) + w) / 2, reference.neighbourhood_average(n, topology.edges)
+    learning_rate, momentum = (0.05, 0.9) if "momentum" in name else (0.1, 0.0)
+    stacked = {key: np.broadcast_to(value, (n, *value.shape)) for key, value in start.items()}
+    return reference.dsgd(stacked, reference_batches(data, seed, rounds, batch_size), w, g, learning_rate, momentum)
+
+
+def start(dtype):
+    rng = np.random.default_rng(5)
+    return {
+        "kernel": rng.normal(size=(6, catalogue.CLASSES)).astype(dtype),
+        "bias": rng.normal(size=catalogue.CLASSES).astype(dtype),
+    }
+
+
+def check(topology_name, partition_name, algorithm_name, dtype, tolerance):
+    data = catalogue.PARTITIONS[partition_name](catalogue.dataset(), catalogue.NODES)
+    topology = catalogue.TOPOLOGIES[topology_name](data.label_distribution)
+    result = simulate(
+        topology,
+        data,
+        model=models.logistic_regression(catalogue.CLASSES),
+        algorithm=catalogue.ALGORITHMS[algorithm_name](topology),
+        rounds=ROUNDS,
+        eval_every=ROUNDS,
+        batch_size=BATCH,
+        init={"Dense_0": start(dtype)},
+        progress=False,
+    )
+    params, losses = reference_run(topology, data, algorithm_name, start(np.float64), ROUNDS, BATCH)
+    found = result.params["Dense_0"]
+    assert found["kernel"].dtype == dtype
+    close = {"rtol": tolerance, "atol": tolerance}
+    for name in params:
+        np.testing.assert_allclose(found[name], params[name], **close)
+    accuracy, loss = reference.evaluate(params, data.dataset.test_inputs, data.dataset.test_labels)
+    np.testing.assert_allclose(result.history.loss[-1], loss, **close)
+    np.testing.assert_allclose(result.history.accuracy[-1], accuracy, atol=1e-6)
+    np.testing.assert_allclose(result.history.consensus_distance[-1], reference.consensus_distance(params), **close)
+    seen = np.array([[len(labels) for _, labels in batch] for batch in reference_batches(data, 0, ROUNDS, BATCH)])
+    np.testing.assert_allclose(
+        result.history.train_loss[-1], (np.array(losses) * seen).sum(axis=0) / seen.sum(axis=0), **close
+    )
+
+
+@pytest.mark.parametrize("algorithm", [name for name in catalogue.ALGORITHMS if "adam" not in name])
+@pytest.mark.parametrize("topology", catalogue.TOPOLOGIES)
+@pytest.mark.parametrize("partition", catalogue.PARTITIONS)
+@pytest.mark.usefixtures("x64")
+def test_equals_the_reference_in_float64(topology, partition, algorithm):
+    check(topology, partition, algorithm, np.float64, 1e-10)
+
+
+@pytest.mark.parametrize("topology", catalogue.TOPOLOGIES)
+@pytest.mark.parametrize("algorithm", ["dsgd[momentum, clique averaging]", "dsgd[own matrices]"])
+def test_equals_the_reference_in_float32(topology, algorithm):
+    check(topology, "shards", algorithm, np.float32, 2e-5)
+
+
+@pytest.mark.usefixtures("x64")
+def test_unbiased_gradients_on_a_diverse_random_graph():
+    """Gradients are averaged over the node and one neighbour of every other class, models over all edges."""
+    topology = catalogue.TOPOLOGIES["diverse_random"](None)
+    g = mixing.clique_average(topology).to_dense()
+    np.testing.assert_allclose(g @ catalogue.ONE_CLASS, 1 / catalogue.CLASSES)  # every class counts the same
+    np.testing.assert_allclose(g, reference.neighbourhood_average(topology.num_nodes, topology.gradient_edges))
+    assert len(topology.gradient_edges) < len(topology.edges)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "clip", "lookup"])
+@pytest.mark.usefixtures("x64")
+def test_any_optimiser_runs_for_each_node_by_itself(optimizer):
+    """A stacked optax optimiser equals one optimiser for each node in a loop."""
+    import optax
+
+    from dcliques_jax import algorithms, topologies
+
+    transformation = {
+        "adam": optax.adam(0.1),
+        "clip": optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1)),
+        "lookup": optax.sgd(optax.exponential_decay(0.1, 1, 0.5)),
+    }[optimizer]
+    topology = topologies.ring(4)
+    rng = np.random.default_rng(0)
+    params = {"w": rng.normal(size=(4, 3))}
+    gradients = [{"w": rng.normal(size=(4, 3))} for _ in range(3)]
+    algorithm = algorithms.dsgd(transformation)
+    state, stacked = algorithm.init(topology, params), params
+    each = [{"w": row} for row in params["w"]]
+    states = [transformation.init(node) for node in each]
+    w = reference.metropolis_hastings(4, topology.edges)
+    for gradient in gradients:
+        stacked, state = algorithm.step(stacked, gradient, state)
+        for i in range(4):
+            updates, states[i] = transformation.update({"w": gradient["w"][i]}, states[i], each[i])
+            each[i] = {"w": each[i]["w"] + updates["w"]}
+        mixed = w @ np.stack([node["w"] for node in each])
+        each = [{"w": row} for row in mixed]
+    np.testing.assert_allclose(stacked["w"], np.stack([node["w"] for node in each]), rtol=1e-10)

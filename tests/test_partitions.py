@@ -1,0 +1,129 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcliques_jax import datasets, partitions
+
+DATA = datasets.synthetic(num_train=1000, num_classes=10)
+
+
+def classes_per_node(data):
+    return np.bincount((data.label_distribution > 0).sum(axis=1), minlength=5)
+
+
+@pytest.mark.parametrize(("num_nodes", "size"), [(100, 500), (1000, 50)])
+def test_shards_of_mnist(mnist, num_nodes, size):
+    data = partitions.shards(mnist, num_nodes, seed=1)
+    assert (data.sizes == size).all()
+    assert len(np.unique(data.indices)) == 50_000
+    one, two, three, four = classes_per_node(data)[1:5] / num_nodes
+    assert one + two + three + four == 1
+    # By chance 9.5 % of the nodes get both shards from one class, less what straddles.
+    assert 0.02 < one < 0.18
+    assert two > 0.72
+    assert three < 0.2
+
+
+def test_a_shard_of_mnist_is_a_run_of_sorted_examples(mnist):
+    data = partitions.shards(mnist, 100, seed=1)
+    sums = np.cumsum(np.bincount(mnist.train_labels))
+    # Shard k covers places 250 k .. 250 k + 249 of the sorted list; count in how many classes that is.
+    straddling = sum(
+        np.searchsorted(sums, 250 * k, "right") != np.searchsorted(sums, 250 * k + 249, "right") for k in range(200)
+    )
+    shards = mnist.train_labels[data.indices].reshape(200, 250)
+    assert (np.diff(shards, axis=1) >= 0).all()
+    assert (shards.min(axis=1) != shards.max(axis=1)).sum() == straddling == 9
+
+
+def test_shards_of_cifar10(cifar10):
+    one, two, three, _ = classes_per_node(partitions.shards(cifar10, 100, seed=1))[1:5]
+    assert one + two == 100  # classes divide into shards evenly: no third class
+    assert three == 0
+    assert 2 <= one <= 18
+
+
+def test_shards_must_be_equal_unless_asked():
+    with pytest.raises(ValueError, match=r"1000 examples do not divide into 30 x 2 = 60 equal shards.*unequal=True"):
+        partitions.shards(DATA, 30)
+    data = partitions.shards(DATA, 30, unequal=True)
+    assert data.sizes.sum() == 1000
+    assert np.ptp(data.sizes) <= 2
+
+
+def test_one_class_is_balanced(mnist):
+    for num_nodes, size in [(10, 4500), (100, 450), (1000, 45)]:
+        data = partitions.one_class(mnist, num_nodes, seed=1)
+        assert (data.sizes == size).all()
+        np.testing.assert_array_equal(data.label_counts.sum(axis=0), 4500)
+        np.testing.assert_array_equal((data.label_counts > 0).sum(axis=0), num_nodes // 10)
+        assert classes_per_node(data)[1] == num_nodes
+
+
+def test_one_class_takes_another_size_and_refuses_what_cannot_be():
+    assert (partitions.one_class(DATA, 20, examples_per_class=60).sizes == 30).all()
+    with pytest.raises(ValueError, match="num_nodes=25 must be a multiple of the 10 classes, such as 20"):
+        partitions.one_class(DATA, 25)
+    for wrong in (0, 61, 101):
+        with pytest.raises(ValueError, match=f"examples_per_class={wrong} must be a positive multiple of 2"):
+            partitions.one_class(DATA, 20, examples_per_class=wrong)
+
+
+def test_iid_deals_evenly():
+    data = partitions.iid(DATA, 30)
+    assert set(data.sizes) == {33, 34}
+    assert len(np.unique(data.indices[data.indices >= 0])) == 1000
+
+
+def test_iid_nodes_look_like_the_whole(mnist):
+    p = partitions.iid(mnist, 100).label_distribution
+    assert np.abs(p - p.mean(axis=0)).sum(axis=1).mean() < 0.2  # against 1.6 for shards
+    assert np.abs(p.mean(axis=0) - np.bincount(mnist.train_labels) / 50_000).max() < 1e-3
+
+
+def test_dirichlet_grows_more_skewed_as_alpha_falls():
+    def skew(alpha):
+        p = partitions.dirichlet(DATA, 20, alpha=alpha, seed=1).label_distribution
+        return np.abs(p - 0.1).sum(axis=1).mean()
+
+    assert skew(0.05) > skew(0.5) > skew(5) > skew(1000)
+    assert skew(0.05) > 1
+    assert skew(1000) < 0.3
+
+
+def test_dirichlet_proportions_have_the_right_spread():
+    """Var of a share is (1/n)(1 - 1/n) / (n alpha + 1)."""
+    data, n, alpha = datasets.synthetic(num_train=20_000, num_classes=2), 10, 2.0
+    shares = np.concatenate(
+        [partitions.dirichlet(data, n, alpha=alpha, seed=seed).label_counts.T / 10_000 for seed in range(50)]
+    )
+    assert shares.var() == pytest.approx((1 / n) * (1 - 1 / n) / (n * alpha + 1), rel=0.2)
+
+
+@given(alpha=st.floats(1e-3, 1e3), num_nodes=st.integers(1, 40), min_size=st.integers(1, 25), seed=st.integers(0, 99))
+def test_dirichlet_deals_every_example_and_tops_up(alpha, num_nodes, min_size, seed):
+    data = partitions.dirichlet(DATA, num_nodes, alpha=alpha, min_size=min_size, seed=seed)
+    assert data.sizes.min() >= min_size
+    assert len(np.unique(data.indices[data.indices >= 0])) == data.sizes.sum() == 1000
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: partitions.iid(DATA, 0), r"num_nodes=0 must lie in 1\.\.1000"),
+        (lambda: partitions.iid(DATA, 1001), r"num_nodes=1001 must lie in 1\.\.1000"),
+        (lambda: partitions.shards(DATA, 501), r"num_nodes=501 must lie in 1\.\.500"),
+        (lambda: partitions.shards(DATA, 10, shards_per_node=0), "shards_per_node=0"),
+        (lambda: partitions.dirichlet(DATA, 10, alpha=0.0), r"alpha=0\.0 must be positive"),
+        (lambda: partitions.dirichlet(DATA, 10, alpha=np.nan), "alpha=nan must be positive"),
+        (lambda: partitions.dirichlet(DATA, 10, alpha=1, min_size=0), "min_size=0"),
+        (lambda: partitions.dirichlet(DATA, 10, alpha=1, min_size=101), r"num_nodes=10 must lie in 1\.\.9"),
+        (lambda: partitions.from_indices(DATA, []), "at least one node"),
+        (lambda: partitions.from_indices(DATA, [[1], []]), "node 1 holds no example"),
+        (lambda: partitions.from_indices(DATA, [[1], [1000]]), "indices range from 1 to 1000"),
+    ],
+)
+def test_impossible_partitions_are_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

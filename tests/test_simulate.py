@@ -1,0 +1,379 @@
+import contextlib
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reference
+from dcliques_jax import algorithms, datasets, models, partitions, sampling, simulate, topologies
+
+DATA = datasets.synthetic(num_train=400, num_test=50, num_classes=4, input_shape=(5,), seed=1)
+SHARDS = partitions.shards(DATA, 20, seed=1)
+
+
+def run(topology=None, data=SHARDS, **arguments):
+    if "rounds" not in arguments:
+        arguments = {"epochs": 2} | arguments
+    return simulate(topologies.ring(20) if topology is None else topology, data, progress=False, **arguments)
+
+
+@contextlib.contextmanager
+def compilations():
+    """Collects the names of what is compiled inside."""
+    names = []
+
+    def listen(name, _seconds, **_):
+        if name == "/jax/core/compile/backend_compile_duration":
+            names.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield names
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+# Sampling
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(1, 12), st.integers(0, 99))
+def test_every_example_is_seen_exactly_once_an_epoch(sizes, batch_size, seed):
+    sizes = np.array(sizes)
+    batch_size = min(batch_size, sizes.max())
+    nodes = [np.arange(size) + 100 * node for node, size in enumerate(sizes)]
+    examples = np.full((len(sizes), sizes.max()), -1)
+    for node, own in enumerate(nodes):
+        examples[node, : len(own)] = own
+    batch_sizes = sampling.node_batch_sizes(sizes, batch_size)
+    assert batch_sizes.max() == batch_size
+    orders = []
+    for epoch in range(2):
+        shuffled = sampling.shuffle(jax.random.key(seed), epoch, jnp.asarray(examples), jnp.asarray(sizes))
+        seen = [[] for _ in sizes]
+        for turn in range(sampling.rounds_per_epoch(sizes, batch_size)):
+            found, taken = sampling.batches(shuffled, jnp.asarray(sizes), jnp.asarray(batch_sizes), turn, batch_size)
+            assert found.shape == (len(sizes), batch_size)
+            for node in range(len(sizes)):
+                seen[node] += np.asarray(found)[node][np.asarray(taken)[node]].tolist()
+        for node, own in enumerate(nodes):
+            assert sorted(seen[node]) == own.tolist()
+        orders.append(seen)
+    if max(sizes) > 8:
+        assert orders[0] != orders[1]
+
+
+@pytest.mark.parametrize(
+    ("size", "batch_size", "expected"),
+    [(500, 128, [128, 128, 128, 116]), (50, 13, [13, 13, 13, 11]), (500, 20, [20] * 25)],
+)
+def test_rounds_per_epoch_and_short_last_batches(size, batch_size, expected):
+    sizes = np.array([size, size])
+    examples = jnp.tile(jnp.arange(size)[None], (2, 1))
+    counts = [
+        sampling.batches(examples, jnp.asarray(sizes), jnp.full(2, batch_size), turn, batch_size)[1].sum(axis=1)
+        for turn in range(sampling.rounds_per_epoch(sizes, batch_size))
+    ]
+    assert np.array(counts)[:, 0].tolist() == expected
+
+
+def test_orders_are_uniform():
+    """Each of the six orders of three examples comes up equally often."""
+    examples = jnp.tile(jnp.arange(3)[None], (6000, 1))
+    orders = np.asarray(sampling.shuffle(jax.random.key(0), 0, examples, jnp.full(6000, 3)))
+    counts = np.unique(orders @ [9, 3, 1], return_counts=True)[1]
+    assert counts == pytest.approx([1000] * 6, rel=0.1)
+
+
+def test_default_batch_size_is_the_paper_s_share():
+    for num_nodes, batch_size in [(1, 103), (10, 11), (20, 6)]:
+        data = partitions.iid(DATA, num_nodes)
+        result = run(topologies.fully_connected(num_nodes), data, epochs=0)
+        assert result.settings["batch_size"] == batch_size
+        assert result.settings["rounds_per_epoch"] == 4
+
+
+# Equivalences
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fully_connected_equals_one_node_with_the_union_batch(momentum):
+    """With equal starts and full averaging, n nodes with batch b are one node with batch n b."""
+    n, per_node = 5, 80
+    data = partitions.iid(DATA, n)
+    start = {"Dense_0": {"kernel": np.zeros((5, 4)), "bias": np.zeros(4)}}
+    arguments = {"init": start, "rounds": 6, "eval_every": 6}
+    algorithm = algorithms.dsgd(optax.sgd(0.2, momentum=momentum))
+    many = run(topologies.fully_connected(n), data, batch_size=per_node, algorithm=algorithm, **arguments)
+    one = run(topologies.fully_connected(1), DATA, batch_size=n * per_node, algorithm=algorithm, **arguments)
+    for leaf, single in zip(jax.tree.leaves(many.params), jax.tree.leaves(one.params), strict=True):
+        assert np.ptp(leaf, axis=0).max() < 1e-12
+        np.testing.assert_allclose(leaf[0], single[0], atol=1e-10)
+    assert many.history.consensus_distance[-1] < 1e-12
+
+
+def test_one_clique_equals_fully_connected():
+    one = run(topologies.d_cliques(SHARDS.label_distribution, clique_size=20))
+    full = run(topologies.fully_connected(20))
+    np.testing.assert_allclose(one.params["Dense_0"]["kernel"], full.params["Dense_0"]["kernel"], atol=1e-5)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("clique_averaging", [False, True])
+def test_permuting_the_nodes_permutes_the_results(clique_averaging):
+    """With whole local data sets as batches the order of sampling plays no part."""
+    order = np.random.default_rng(0).permutation(20)
+    place = np.argsort(order)  # node i moves to place[i]
+    topology = topologies.d_cliques(SHARDS.label_distribution, clique_size=5)
+    moved = topologies.from_edges(20, place[topology.edges], clique_ids=topology.clique_ids[order])
+    moved_data = partitions.from_indices(DATA, list(SHARDS.indices[order]))
+    algorithm = algorithms.dsgd(optax.sgd(0.2, momentum=0.5), clique_averaging=clique_averaging)
+    start = {"Dense_0": {"kernel": np.zeros((5, 4)), "bias": np.zeros(4)}}
+    arguments = {"batch_size": 20, "algorithm": algorithm, "init": start}
+    one, two = run(topology, SHARDS, **arguments), run(moved, moved_data, **arguments)
+    np.testing.assert_allclose(two.params["Dense_0"]["kernel"], one.params["Dense_0"]["kernel"][order], atol=1e-12)
+    np.testing.assert_allclose(two.history.loss, one.history.loss[:, order], atol=1e-12)
+
+
+def test_a_single_node_is_centralised_sgd():
+    result = run(topologies.fully_connected(1), DATA, epochs=10)
+    assert result.history.accuracy.shape == (11, 1)
+    assert result.history.accuracy[-1, 0] > result.history.accuracy[0, 0] + 0.3
+    assert result.history.consensus_distance.max() == 0
+
+
+def test_clique_averaging_is_on_where_there_are_cliques():
+    topology = topologies.d_cliques(SHARDS.label_distribution, clique_size=5)
+    default, on, off = (
+        run(topology, algorithm=algorithms.dsgd(clique_averaging=choice)).params["Dense_0"]["kernel"]
+        for choice in (None, True, False)
+    )
+    np.testing.assert_array_equal(default, on)
+    assert (default != off).any()
+    assert run(topologies.ring(20), algorithm=algorithms.dsgd()) is not None
+
+
+# Reproducibility and compilation
+
+
+def test_same_arguments_same_bits():
+    one, two, other = run(seed=3), run(seed=3), run(seed=4)
+    for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(two.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(one.history.loss, two.history.loss)
+    assert (one.params["Dense_0"]["kernel"] != other.params["Dense_0"]["kernel"]).any()
+
+
+@pytest.mark.parametrize("eval_every", [1, 3, 8])
+def test_evaluating_does_not_change_the_run(eval_every):
+    result, whole = run(rounds=8, eval_every=eval_every), run(rounds=8, eval_every=8)
+    np.testing.assert_array_equal(result.params["Dense_0"]["kernel"], whole.params["Dense_0"]["kernel"])
+    assert result.history.round.tolist() == [*range(0, 8, eval_every), 8]
+
+
+def test_a_second_run_of_the_same_shapes_compiles_nothing():
+    def again(seed):
+        data = partitions.shards(DATA, 20, seed=seed)
+        topology = topologies.d_cliques(data.label_distribution, clique_size=5, seed=seed)
+        algorithm = algorithms.dsgd(optax.chain(optax.clip(1.0), optax.sgd(0.1, momentum=0.9)))
+        return run(topology, data, algorithm=algorithm, model=models.logistic_regression(4), seed=seed, epochs=3)
+
+    first = again(0)
+    with compilations() as compiled:
+        second = again(0)
+        other = again(1)
+    assert compiled == []
+    np.testing.assert_array_equal(first.history.accuracy, second.history.accuracy)
+    assert (second.history.accuracy != other.history.accuracy).any()
+
+
+def test_another_learning_rate_is_another_program():
+    """Programs are recognised by what functions close over: a changed number must not find the old program."""
+    slow, fast = (run(algorithm=algorithms.dsgd(optax.sgd(rate))).params for rate in (0.001, 0.5))
+    assert np.abs(slow["Dense_0"]["kernel"] - fast["Dense_0"]["kernel"]).max() > 0.05
+
+
+def test_the_caller_s_arrays_survive():
+    """The program takes over the buffers it is given; those of the caller must not be among them."""
+    start = {"Dense_0": {"kernel": jnp.ones((5, 4)), "bias": jnp.ones(4)}}
+    for _ in range(2):
+        run(topologies.fully_connected(1), DATA, init=start)
+    np.testing.assert_array_equal(start["Dense_0"]["kernel"], 1)
+
+
+# Initial models
+
+
+def test_shared_averaged_and_independent_starts():
+    kernels = {
+        init: np.asarray(run(init=init, epochs=0).params["Dense_0"]["kernel"])
+        for init in ("shared", "averaged", "independent")
+    }
+    for init in ("shared", "averaged"):
+        assert np.ptp(kernels[init], axis=0).max() == 0
+    assert np.ptp(kernels["independent"], axis=0).min() > 0
+    np.testing.assert_allclose(kernels["averaged"][0], kernels["independent"].mean(axis=0), atol=1e-6)
+    assert np.abs(kernels["averaged"]).max() < np.abs(kernels["shared"]).max()
+
+
+def test_a_start_may_be_given():
+    start = {"Dense_0": {"kernel": np.arange(20.0).reshape(5, 4), "bias": np.zeros(4)}}
+    result = run(init=start, epochs=0)
+    np.testing.assert_array_equal(result.params["Dense_0"]["kernel"], np.tile(start["Dense_0"]["kernel"], (20, 1, 1)))
+
+
+# History
+
+
+def test_history_has_the_promised_shapes():
+    result = run(epochs=4, eval_every=2)
+    history = result.history
+    assert history.round.tolist() == [0, 8, 16]
+    assert history.epoch.tolist() == [0, 2, 4]
+    assert history.accuracy.shape == history.loss.shape == history.train_loss.shape == (3, 20)
+    assert history.consensus_distance.shape == (3,)
+    assert history.consensus_distance[0] == 0  # a shared start
+    assert history.consensus_distance[1] > 0
+    assert ((history.accuracy >= 0) & (history.accuracy <= 1)).all()
+    assert np.isnan(history.train_loss[0]).all()
+    assert np.isfinite(history.train_loss[1:]).all()
+    assert history.eval_nodes.tolist() == list(range(20))
+    assert history.eval_examples.tolist() == list(range(50))
+    assert int(result.state.round) == 16
+
+
+def test_ten_epochs_by_default_and_the_end_is_always_evaluated():
+    assert simulate(topologies.ring(20), SHARDS, progress=False).history.epoch.tolist() == list(range(11))
+    assert run(epochs=5, eval_every=2).history.epoch.tolist() == [0, 2, 4, 5]
+    assert run(rounds=5, eval_every=2).history.round.tolist() == [0, 2, 4, 5]
+
+
+def test_evaluating_some_nodes_on_some_examples():
+    whole = run()
+    part, again, other = (run(eval_nodes=6, eval_examples=30, seed=seed) for seed in (0, 0, 1))
+    nodes, examples = part.history.eval_nodes, part.history.eval_examples
+    assert part.history.accuracy.shape == (3, 6)
+    assert len(np.unique(nodes)) == 6
+    assert len(np.unique(examples)) == 30
+    np.testing.assert_array_equal(nodes, again.history.eval_nodes)
+    assert (examples != other.history.eval_examples).any()
+    params = {name: np.asarray(leaf)[nodes] for name, leaf in whole.params["Dense_0"].items()}
+    accuracy, loss = reference.evaluate(params, DATA.test_inputs[examples], DATA.test_labels[examples])
+    np.testing.assert_allclose(part.history.accuracy[-1], accuracy, atol=1e-6)
+    np.testing.assert_allclose(part.history.loss[-1], loss, rtol=1e-5)
+    np.testing.assert_array_equal(part.history.consensus_distance, whole.history.consensus_distance)
+    np.testing.assert_array_equal(part.params["Dense_0"]["kernel"], whole.params["Dense_0"]["kernel"])
+
+
+def test_evaluation_in_small_chunks_is_the_same(monkeypatch):
+    import dcliques_jax._simulate as module
+
+    whole = run()
+    monkeypatch.setattr(module, "_EVALUATION_BYTES", 4 * 5 * 20 * 7)  # seven examples at a time, of fifty
+    parts = run()
+    np.testing.assert_allclose(parts.history.accuracy, whole.history.accuracy, atol=1e-6)
+    np.testing.assert_allclose(parts.history.loss, whole.history.loss, rtol=1e-5)
+
+
+def test_a_plain_dataset_is_split_iid():
+    one, two = run(data=DATA, topology=topologies.ring(10)), run(topologies.ring(10), partitions.iid(DATA, 10))
+    np.testing.assert_array_equal(one.history.accuracy, two.history.accuracy)
+
+
+def test_nodes_may_differ_in_size():
+    data = partitions.dirichlet(DATA, 20, alpha=0.3, seed=2)
+    assert np.ptp(data.sizes) > 10
+    result = run(topologies.d_cliques(data.label_distribution, clique_size=5), data, epochs=10, batch_size=8)
+    assert result.settings["rounds_per_epoch"] == -(-data.sizes.max() // 8)
+    assert result.history.accuracy[-1].mean() > 0.7
+
+
+# Non-finite numbers
+
+
+def test_divergence_stops_the_run_and_names_round_and_node():
+    algorithm = algorithms.dsgd(optax.sgd(1e38))
+    with pytest.raises(FloatingPointError, match=r"non-finite \w+( loss)? in round \d+ at node \d+.*learning rate"):
+        run(algorithm=algorithm)
+
+
+def poison(after, node):
+    """An optimiser that makes the parameters of one node NaN in one round."""
+
+    def update(updates, state, params=None):
+        bad = (state["round"] == after - 1) & (state["node"] == node)
+        return jax.tree.map(lambda u: jnp.where(bad, jnp.nan, u), updates), state | {"round": state["round"] + 1}
+
+    return optax.GradientTransformation(lambda _: {"round": 0, "node": 0}, update)
+
+
+@pytest.mark.parametrize("when", [3, 8])
+def test_the_round_and_the_node_are_the_right_ones(when):
+    """Parameters turn NaN in round `when`; that shows in the loss of the next, or at the end."""
+    inner = algorithms.dsgd(poison(when, 13), weights=np.eye(20))
+
+    def init(topology, params):
+        state = inner.init(topology, params)
+        return state._replace(optimizer={"round": jnp.zeros(20, int), "node": jnp.arange(20)})
+
+    algorithm = algorithms.Algorithm(init, inner.step)
+    seen = "training loss in round 4" if when == 3 else "parameters in round 8"
+    with pytest.raises(FloatingPointError, match=f"non-finite {seen} at node 13"):
+        run(algorithm=algorithm)
+    with pytest.warns(RuntimeWarning, match=f"non-finite {seen} at node 13") as caught:
+        result = run(algorithm=algorithm, on_nonfinite="warn")
+    assert len(caught) == 1
+    assert result.history.round[-1] == 8
+    assert np.isfinite(np.delete(result.history.loss[-1], 13)).all()
+
+
+def test_a_healthy_run_warns_of_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(on_nonfinite="warn")
+
+
+# Bad arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"topology": topologies.ring(10)}, "topology has 10 nodes but the data is split over 20"),
+        ({"batch_size": 21}, r"batch_size=21 must lie in 1\.\.20"),
+        ({"batch_size": 0}, r"batch_size=0 must lie in 1\.\.20"),
+        ({"epochs": 1, "rounds": 1}, "epochs=1 and rounds=1 exclude each other"),
+        ({"epochs": -1}, "epochs=-1 must not be negative"),
+        ({"rounds": -1}, "rounds=-1 must not be negative"),
+        ({"eval_every": 0}, "eval_every=0 must be at least 1"),
+        ({"eval_nodes": 21}, r"eval_nodes=21 must lie in 1\.\.20"),
+        ({"eval_examples": 0}, r"eval_examples=0 must lie in 1\.\.50"),
+        ({"init": "zeros"}, "init='zeros' is unknown: choose one of shared, averaged, independent"),
+        ({"init": {"Dense_0": {"kernel": np.zeros((5, 4))}}}, "init has leaves of shapes"),
+        ({"init": {"Dense_0": {"kernel": np.zeros((4, 5)), "bias": np.zeros(4)}}}, "init has leaves of shapes"),
+        ({"on_nonfinite": "ignore"}, "on_nonfinite='ignore' is unknown: choose one of raise, warn"),
+        ({"algorithm": algorithms.dsgd(weights=np.ones((20, 20)))}, "row 0 of the matrix of weights sums to 20"),
+        ({"algorithm": algorithms.dsgd(weights=np.eye(19))}, "weights are for 19 nodes"),
+        ({"algorithm": algorithms.dsgd(gradient_weights=np.eye(19))}, "gradient_weights are for 19 nodes"),
+        ({"algorithm": algorithms.dsgd(clique_averaging=True)}, "neither cliques nor gradient edges"),
+        ({"model": "lenet"}, "model='lenet' is not a model"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_compiled(arguments, message):
+    jax.clear_caches()
+    with compilations() as compiled, pytest.raises(ValueError, match=message):
+        run(**arguments)
+    assert compiled == []
+
+
+def test_bad_algorithms_are_refused():
+    with pytest.raises(ValueError, match=r"optimizer=0\.1 is no optax transformation"):
+        algorithms.dsgd(0.1)
+    with pytest.raises(ValueError, match="exclude each other"):
+        algorithms.dsgd(clique_averaging=True, gradient_weights=np.eye(3))
