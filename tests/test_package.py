@@ -1,0 +1,151 @@
+import functools
+import importlib.metadata
+import os
+import pathlib
+import pty
+import re
+import subprocess
+import sys
+import termios
+import tomllib
+
+import pytest
+
+import dcliques_jax
+from dcliques_jax._static import Static
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def python(code, **kwargs):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, **kwargs).stdout
+
+
+def test_import_is_light():
+    heavy = ["matplotlib", "networkx", "pandas", "mlxtend", "tensorflow", "tensorflow_datasets", "flax.nnx", "orbax"]
+    loaded = python(f"import sys, dcliques_jax; print([name for name in {heavy} if name in sys.modules])")
+    assert loaded.strip() == "[]"
+
+
+def test_public_names_are_there_and_documented():
+    for name in dcliques_jax.__all__:
+        assert getattr(dcliques_jax, name).__doc__
+    assert importlib.metadata.version("dcliques_jax") == dcliques_jax.__version__
+
+
+def test_metadata_agrees():
+    assert f"version: {dcliques_jax.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {dcliques_jax.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {"demo", "tfds", "test", "docs"} <= set(project["optional-dependencies"])
+    assert not [requirement for requirement in project["dependencies"] if "<" in requirement or "=" not in requirement]
+
+
+def test_the_readme_has_one_command_for_each_job():
+    readme = (ROOT / "README.md").read_text()
+    for heading, target in [("Quick start", "make quickstart"), ("Tests", "make test")]:
+        section = readme.split(f"## {heading}\n")[1].split("\n## ")[0]
+        assert re.findall(r"```sh\n(.*?)```", section, re.DOTALL) == [f"{target}\n"]
+        assert re.search(rf"^{target.split()[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_the_readme_s_python_runs():
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    code = code.replace("dc.simulate(topology, data)", "dc.simulate(topology, data, epochs=1)")
+    assert "495 edges" in python(f"import matplotlib; matplotlib.use('Agg')\n{code}")
+
+
+def test_the_quick_start_saves_its_picture(tmp_path):
+    picture = tmp_path / "picture.png"
+    arguments = ["--nodes", "20", "--epochs", "1", "--picture", str(picture)]
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples/quickstart.py", *arguments], capture_output=True, text=True, check=True
+    )
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    for line in ("ring: 20 nodes", "D-Cliques (fully connected): 20 nodes, 2 cliques", "Saved"):
+        assert line in done.stdout
+
+
+def test_progress_shows_accuracy_and_speed_in_a_terminal_only():
+    code = "from dcliques_jax import *\nsimulate(topologies.ring(10), datasets.synthetic(), epochs=2, progress={})"
+
+    def in_terminal(progress):
+        reader, writer = pty.openpty()
+        termios.tcsetwinsize(writer, (24, 120))
+        subprocess.run([sys.executable, "-c", code.format(progress)], stderr=writer, check=True)
+        os.close(writer)
+        shown = b""
+        try:
+            while chunk := os.read(reader, 10_000):
+                shown += chunk
+        except OSError:  # the end, on Linux
+            pass
+        os.close(reader)
+        return shown.decode()
+
+    shown = in_terminal("True")
+    assert re.search(r"ring: 100%.*8/8 .*round/s, accuracy=0\.\d+", shown)
+    assert in_terminal("False") == ""
+    piped = subprocess.run([sys.executable, "-c", code.format("True")], capture_output=True, check=True)
+    assert piped.stderr == piped.stdout == b""
+
+
+# Functions as keys of compiled programs
+
+
+def scaled(factor, extra=None):
+    def function(x):
+        return factor * x if extra is None else extra(x)
+
+    return function
+
+
+class Unhashable:
+    __hash__ = None
+
+
+SHARED = Unhashable()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda factor: scaled(factor),
+        lambda factor: scaled(1, scaled(factor)),
+        lambda factor: functools.partial(scaled, factor, extra=[factor]),
+        lambda factor: {"a": (factor, [scaled(factor)])},
+        lambda factor: scaled((factor, SHARED)),
+    ],
+)
+def test_functions_are_equal_if_they_were_built_alike(build):
+    assert Static(build(2.0)) == Static(build(2.0))
+    assert hash(Static(build(2.0))) == hash(Static(build(2.0)))
+    assert Static(build(2.0)) != Static(build(3.0))
+    assert Static(build(1)) != Static(build(1.0))  # the same number, another type: another program
+    assert Static(build(2.0)) != build(2.0)
+
+
+def test_what_cannot_be_compared_is_told_apart():
+    assert Static(scaled(Unhashable())) != Static(scaled(Unhashable()))
+    assert Static(scaled(SHARED)) == Static(scaled(SHARED))
+
+
+def test_functions_that_close_over_themselves_are_keys_too():
+    def build():
+        def endless(x):
+            return endless(x)
+
+        return endless
+
+    assert Static(build()) == Static(build())
+
+
+def test_different_code_is_different():
+    assert Static(lambda x: x + 1) != Static(lambda x: x + 2)
+
+    def one(x, y=1):
+        return x
+
+    same, other = one, type(one)(one.__code__, one.__globals__, argdefs=(2,))
+    assert Static(one) == Static(same)
+    assert Static(one) != Static(other)
