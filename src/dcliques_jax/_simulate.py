@@ -106,8 +106,9 @@ def simulate(
 
     >>> from dcliques_jax import datasets, partitions, topologies
     >>> data = partitions.shards(datasets.synthetic(), 10)
-    >>> simulate(topologies.ring(10), data, epochs=2, progress=False)
-    Result('ring', num_nodes=10, rounds=8, accuracy=0.5... (0.4... to 0.5...))
+    >>> result = simulate(topologies.ring(10), data, epochs=2, progress=False)
+    >>> result.history.round, result.history.accuracy.shape
+    (array([0, 4, 8]), (3, 10))
     """
     if isinstance(dataset, Dataset):
         dataset = partitions.iid(dataset, topology.num_nodes, seed=seed)
