@@ -144,8 +144,8 @@ def test_cliques_depend_on_their_seed_only():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: cliques.random_cliques(5, 6), r"clique_size=6 must lie in 1\.\.5"),
-        (lambda: cliques.greedy_swap(np.eye(5), 0), r"clique_size=0 must lie in 1\.\.5"),
+        (lambda: cliques.random_cliques(5, 6), r"clique_size=6 must be an integer in 1\.\.5"),
+        (lambda: cliques.greedy_swap(np.eye(5), 0), r"clique_size=0 must be an integer in 1\.\.5"),
         (lambda: cliques.greedy_swap(np.eye(5), 2, max_steps=-1), "max_steps=-1"),
         (lambda: cliques.greedy_swap(np.ones(5), 2), r"shape \[nodes, classes\], not \(5,\)"),
         (lambda: cliques.greedy_swap(np.ones((5, 2)), 2), "row 0 of label_distribution.*is no distribution"),

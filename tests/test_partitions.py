@@ -111,14 +111,14 @@ def test_dirichlet_deals_every_example_and_tops_up(alpha, num_nodes, min_size, s
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: partitions.iid(DATA, 0), r"num_nodes=0 must lie in 1\.\.1000"),
-        (lambda: partitions.iid(DATA, 1001), r"num_nodes=1001 must lie in 1\.\.1000"),
-        (lambda: partitions.shards(DATA, 501), r"num_nodes=501 must lie in 1\.\.500"),
+        (lambda: partitions.iid(DATA, 0), r"num_nodes=0 must be an integer in 1\.\.1000"),
+        (lambda: partitions.iid(DATA, 1001), r"num_nodes=1001 must be an integer in 1\.\.1000"),
+        (lambda: partitions.shards(DATA, 501), r"num_nodes=501 must be an integer in 1\.\.500"),
         (lambda: partitions.shards(DATA, 10, shards_per_node=0), "shards_per_node=0"),
         (lambda: partitions.dirichlet(DATA, 10, alpha=0.0), r"alpha=0\.0 must be positive"),
         (lambda: partitions.dirichlet(DATA, 10, alpha=np.nan), "alpha=nan must be positive"),
         (lambda: partitions.dirichlet(DATA, 10, alpha=1, min_size=0), "min_size=0"),
-        (lambda: partitions.dirichlet(DATA, 10, alpha=1, min_size=101), r"num_nodes=10 must lie in 1\.\.9"),
+        (lambda: partitions.dirichlet(DATA, 10, alpha=1, min_size=101), r"num_nodes=10 must be an integer in 1\.\.9"),
         (lambda: partitions.from_indices(DATA, []), "at least one node"),
         (lambda: partitions.from_indices(DATA, [[1], []]), "node 1 holds no example"),
         (lambda: partitions.from_indices(DATA, [[1], [1000]]), "indices range from 1 to 1000"),

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import warnings
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
-from dcliques_jax import algorithms, metrics, models, partitions, sampling
+from dcliques_jax import _checks, algorithms, metrics, models, partitions, sampling
 from dcliques_jax._static import Static
 from dcliques_jax.algorithms import Algorithm
 from dcliques_jax.datasets import Dataset
@@ -117,12 +116,12 @@ def simulate(
             f"the topology has {topology.num_nodes} nodes but the data is split over {dataset.num_nodes}: build both "
             "for the same number"
         )
-    _check_choice("on_nonfinite", on_nonfinite, ("raise", "warn"))
+    _checks.choice("on_nonfinite", on_nonfinite, ("raise", "warn"))
     batch_size = _checked_batch_size(batch_size, dataset.sizes)
     per_epoch = sampling.rounds_per_epoch(dataset.sizes, batch_size)
     evaluated = _evaluated_rounds(epochs, rounds, eval_every, per_epoch)
-    nodes = _subset("eval_nodes", eval_nodes, topology.num_nodes, [seed, 3])
-    examples = _subset("eval_examples", eval_examples, len(dataset.dataset.test_labels), [seed, 4])
+    nodes = _subset("eval_nodes", eval_nodes, topology.num_nodes, _checks.generator(seed, 1))
+    examples = _subset("eval_examples", eval_examples, len(dataset.dataset.test_labels), _checks.generator(seed, 2))
 
     model = models.as_model(models.logistic_regression(dataset.dataset.num_classes) if model is None else model)
     algorithm = algorithms.dsgd() if algorithm is None else algorithm
@@ -155,16 +154,7 @@ def simulate(
             bar.set_postfix(accuracy=f"{evaluation.accuracy.mean():.4f}", refresh=False)
             bar.update(stop - start)
 
-    history = History(
-        round=np.array(evaluated),
-        epoch=np.array(evaluated) / per_epoch,
-        accuracy=np.stack([evaluation.accuracy for evaluation in evaluations]),
-        loss=np.stack([evaluation.loss for evaluation in evaluations]),
-        train_loss=np.stack(train_losses),
-        consensus_distance=np.stack([evaluation.consensus_distance for evaluation in evaluations]),
-        eval_nodes=nodes,
-        eval_examples=examples,
-    )
+    history = _history(evaluated, per_epoch, evaluations, train_losses, nodes, examples)
     settings = {
         "dataset": dataset.dataset.name,
         "rounds": evaluated[-1],
@@ -246,7 +236,7 @@ def _check_fit(
             f"classes: it must return {(1, num_classes)}"
         )
     if isinstance(init, str):
-        _check_choice("init", init, _INITS)
+        _checks.choice("init", init, _INITS)
     else:
         expected, given = _shapes(params), _shapes(init)
         if expected != given:
@@ -288,6 +278,27 @@ def _test_chunks(
     return jnp.asarray(inputs), jnp.asarray(labels.reshape(chunks, chunk))
 
 
+def _history(
+    evaluated: list[int],
+    per_epoch: int,
+    evaluations: list[Evaluation],
+    train_losses: list[np.ndarray],
+    nodes: np.ndarray,
+    examples: np.ndarray,
+) -> History:
+    accuracy, loss, consensus_distance, _ = map(np.stack, zip(*evaluations, strict=True))
+    return History(
+        round=np.array(evaluated),
+        epoch=np.array(evaluated) / per_epoch,
+        accuracy=accuracy,
+        loss=loss,
+        train_loss=np.stack(train_losses),
+        consensus_distance=consensus_distance,
+        eval_nodes=nodes,
+        eval_examples=examples,
+    )
+
+
 def _nonfinite(last: int, losses: np.ndarray, evaluation: Evaluation, nodes: np.ndarray) -> str | None:
     """Where the first infinite or NaN value appeared, if any did; `losses` are those of the rounds up to `last`."""
     bad = ~np.isfinite(losses)
@@ -316,34 +327,23 @@ def _checked_batch_size(batch_size: int | None, sizes: np.ndarray) -> int:
     largest = int(sizes.max())
     if batch_size is None:
         return int(np.ceil(_BATCH_SHARE * largest))
-    if not 1 <= batch_size <= largest:
-        raise ValueError(
-            f"batch_size={batch_size} must lie in 1..{largest}: no node holds more than {largest} training examples"
-        )
-    return batch_size
+    return _checks.integer("batch_size", batch_size, 1, largest, "the examples of the largest node")
 
 
 def _evaluated_rounds(epochs: int | None, rounds: int | None, eval_every: int, per_epoch: int) -> list[int]:
     """The rounds after which models are evaluated: 0, every `eval_every`, and the last."""
     if epochs is not None and rounds is not None:
         raise ValueError(f"epochs={epochs} and rounds={rounds} exclude each other: give one")
-    total, unit = (10 if epochs is None else epochs, per_epoch) if rounds is None else (rounds, 1)
-    if total < 0:
-        raise ValueError(f"{'epochs' if rounds is None else 'rounds'}={total} must not be negative")
-    if eval_every < 1:
-        raise ValueError(f"eval_every={eval_every} must be at least 1")
-    return [*range(0, total * unit, eval_every * unit), total * unit]
+    if rounds is not None:
+        total, unit = _checks.integer("rounds", rounds, 0), 1
+    else:
+        total, unit = _checks.integer("epochs", 10 if epochs is None else epochs, 0), per_epoch
+    interval = _checks.integer("eval_every", eval_every, 1)
+    return [*range(0, total * unit, interval * unit), total * unit]
 
 
-def _subset(name: str, count: int | None, available: int, seed: Sequence[int]) -> np.ndarray:
+def _subset(name: str, count: int | None, available: int, rng: np.random.Generator) -> np.ndarray:
     """All, or that many at random, of 0 .. available - 1; in order."""
     if count is None:
         return np.arange(available)
-    if not 1 <= count <= available:
-        raise ValueError(f"{name}={count} must lie in 1..{available}")
-    return np.sort(np.random.default_rng(seed).choice(available, count, replace=False))
-
-
-def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(choices)}")
+    return np.sort(rng.choice(available, _checks.integer(name, count, 1, available), replace=False))

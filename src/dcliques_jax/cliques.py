@@ -7,6 +7,8 @@ Ids run from 0 to the number of cliques minus one.
 import numpy as np
 import numpy.typing as npt
 
+from dcliques_jax import _checks
+
 
 def skew(clique_ids: npt.ArrayLike, label_distribution: npt.ArrayLike) -> np.ndarray:
     """The skew of each clique (eq. 3): how far its label distribution is from the global one.
@@ -35,9 +37,10 @@ def random_cliques(num_nodes: int, clique_size: int, *, seed: int = 0) -> np.nda
     >>> np.bincount(random_cliques(25, 10, seed=0))
     array([10, 10,  5])
     """
-    _check_clique_size(num_nodes, clique_size)
+    num_nodes = _checks.integer("num_nodes", num_nodes, 1)
+    clique_size = _checks.integer("clique_size", clique_size, 1, num_nodes, "the number of nodes")
     ids = np.empty(num_nodes, np.int64)
-    ids[np.random.default_rng(seed).permutation(num_nodes)] = np.arange(num_nodes) // clique_size
+    ids[_checks.generator(seed).permutation(num_nodes)] = np.arange(num_nodes) // clique_size
     return ids
 
 
@@ -76,8 +79,7 @@ def skew_trajectory(
 def _greedy_swap(
     label_distribution: npt.ArrayLike, clique_size: int, max_steps: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    if max_steps < 0:
-        raise ValueError(f"max_steps={max_steps} must not be negative")
+    max_steps = _checks.integer("max_steps", max_steps, 0)
     p = check_label_distribution(label_distribution)
     ids = random_cliques(len(p), clique_size, seed=seed)
     members = [np.flatnonzero(ids == clique) for clique in range(ids.max() + 1)]
@@ -87,7 +89,7 @@ def _greedy_swap(
         return ids, trajectory
 
     # Streams of their own (`seed` alone drew the random cliques), so that more steps go on where fewer stopped.
-    pair_rng, swap_rng = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2])
+    pair_rng, swap_rng = _checks.generator(seed, 1), _checks.generator(seed, 2)
     pairs = pair_rng.integers([len(members), len(members) - 1], size=(max_steps, 2))
     pairs[:, 1] += pairs[:, 1] >= pairs[:, 0]  # the second of all cliques but the first
     deviation = p - p.mean(axis=0)  # the skew of a clique is the 1-norm of the mean of these
@@ -121,7 +123,7 @@ def ideal_cliques(label_distribution: npt.ArrayLike, *, seed: int = 0) -> np.nda
     """
     p = check_label_distribution(label_distribution)
     classes = single_classes(p, "ideal_cliques")
-    by_class = np.random.default_rng(seed).permutation(len(p))
+    by_class = _checks.generator(seed).permutation(len(p))
     by_class = by_class[np.argsort(classes[by_class], kind="stable")]
     ids = np.empty(len(p), np.int64)
     ids[by_class] = np.arange(len(p)) % np.bincount(classes).max()
@@ -170,8 +172,3 @@ def check_clique_ids(clique_ids: npt.ArrayLike, num_nodes: int) -> np.ndarray:
     if ids.min() < 0 or not np.bincount(ids).all():
         raise ValueError(f"clique_ids must be 0 .. cliques - 1 with none left out, not {np.unique(ids).tolist()}")
     return ids.astype(np.int64)
-
-
-def _check_clique_size(num_nodes: int, clique_size: int) -> None:
-    if not 1 <= clique_size <= num_nodes:
-        raise ValueError(f"clique_size={clique_size} must lie in 1..{num_nodes}, the number of nodes")

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dcliques_jax import _checks
+
 # The validation and test splits belong to the data set, not to a run: their seed never changes.
 _SPLIT_SEED = 20220829
 
@@ -141,10 +143,10 @@ def synthetic(
     >>> synthetic(num_train=100, input_shape=(8, 8, 1))
     Dataset('synthetic', train=100, test=200, inputs=(8, 8, 1), num_classes=10)
     """
-    for value, what in [(num_train, "num_train"), (num_test, "num_test"), (num_classes, "num_classes")]:
-        if value < 1:
-            raise ValueError(f"{what}={value} must be at least 1")
-    rng = np.random.default_rng(seed)
+    num_train = _checks.integer("num_train", num_train, 1)
+    num_test = _checks.integer("num_test", num_test, 1)
+    num_classes = _checks.integer("num_classes", num_classes, 1)
+    rng = _checks.generator(seed)
     centres = rng.standard_normal((num_classes, *input_shape), dtype=np.float32)
 
     def split(size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -219,7 +221,7 @@ def _normalise_mnist(pixels: np.ndarray) -> np.ndarray:
 
 def _stratified_split(labels: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Indices of `counts[l]` random examples of each class l, and of all others; both in file order."""
-    rng = np.random.default_rng(_SPLIT_SEED)
+    rng = _checks.generator(_SPLIT_SEED)
     chosen = np.zeros(len(labels), bool)
     for label, count in enumerate(counts):
         chosen[rng.choice(np.flatnonzero(labels == label), count, replace=False)] = True

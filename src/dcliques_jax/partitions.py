@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from dcliques_jax import _checks
 from dcliques_jax.datasets import Dataset
 
 
@@ -77,8 +78,8 @@ def iid(dataset: Dataset, num_nodes: int, *, seed: int = 0) -> PartitionedDatase
     PartitionedDataset('synthetic', num_nodes=100, 10 examples a node)
     """
     num_train = len(dataset.train_labels)
-    _check_num_nodes(num_nodes, num_train)
-    return from_indices(dataset, np.array_split(np.random.default_rng(seed).permutation(num_train), num_nodes))
+    num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train, "an example for every node")
+    return from_indices(dataset, np.array_split(_checks.generator(seed).permutation(num_train), num_nodes))
 
 
 def shards(
@@ -95,17 +96,16 @@ def shards(
     >>> int((data.label_distribution > 0).sum(axis=1).max())
     2
     """
-    if shards_per_node < 1:
-        raise ValueError(f"shards_per_node={shards_per_node} must be at least 1")
     num_train = len(dataset.train_labels)
+    shards_per_node = _checks.integer("shards_per_node", shards_per_node, 1, num_train)
+    num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train // shards_per_node, "an example for every shard")
     num_shards = num_nodes * shards_per_node
-    _check_num_nodes(num_nodes, num_train // shards_per_node)
     if num_train % num_shards and not unequal:
         raise ValueError(
             f"{num_train} examples do not divide into {num_nodes} x {shards_per_node} = {num_shards} equal shards: "
             "choose another num_nodes, or pass unequal=True for shards whose sizes differ by one"
         )
-    rng = np.random.default_rng(seed)
+    rng = _checks.generator(seed)
     cut = np.array_split(_sorted_by_class(dataset.train_labels, rng), num_shards)
     assigned = rng.permutation(num_shards).reshape(num_nodes, shards_per_node)
     return from_indices(dataset, [np.concatenate([cut[shard] for shard in node]) for node in assigned])
@@ -126,7 +126,8 @@ def one_class(
     (PartitionedDataset('synthetic', num_nodes=20, 50 examples a node), 1)
     """
     num_classes = dataset.num_classes
-    if num_nodes < 1 or num_nodes % num_classes:
+    num_nodes = _checks.integer("num_nodes", num_nodes, 1)
+    if num_nodes % num_classes:
         raise ValueError(
             f"num_nodes={num_nodes} must be a multiple of the {num_classes} classes, "
             f"such as {max(1, round(num_nodes / num_classes)) * num_classes}"
@@ -136,12 +137,13 @@ def one_class(
     if examples_per_class is None:
         unit = 10 ** max(0, len(str(smallest)) - 2)
         examples_per_class = smallest // unit * unit // nodes_per_class * nodes_per_class
+    examples_per_class = _checks.integer("examples_per_class", examples_per_class, 0)
     if not nodes_per_class <= examples_per_class <= smallest or examples_per_class % nodes_per_class:
         raise ValueError(
             f"examples_per_class={examples_per_class} must be a positive multiple of {nodes_per_class}, the nodes of "
             f"a class, and at most {smallest}, the size of the smallest class"
         )
-    rng = np.random.default_rng(seed)
+    rng = _checks.generator(seed)
     ordered = _sorted_by_class(dataset.train_labels, rng)
     starts = np.searchsorted(dataset.train_labels[ordered], np.arange(num_classes))
     kept = ordered[starts[:, None] + np.arange(examples_per_class)]
@@ -163,11 +165,10 @@ def dirichlet(
     """
     if not (np.isfinite(alpha) and alpha > 0):
         raise ValueError(f"alpha={alpha} must be positive and finite")
-    if min_size < 1:
-        raise ValueError(f"min_size={min_size} must be at least 1: every node needs an example")
     num_train = len(dataset.train_labels)
-    _check_num_nodes(num_nodes, num_train // min_size)
-    rng = np.random.default_rng(seed)
+    min_size = _checks.integer("min_size", min_size, 1, num_train)
+    num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train // min_size, "min_size examples for every node")
+    rng = _checks.generator(seed)
     owner = np.empty(num_train, np.int64)  # [train] the node that holds an example
     for label in range(dataset.num_classes):
         examples = rng.permutation(np.flatnonzero(dataset.train_labels == label))
@@ -188,8 +189,3 @@ def _sorted_by_class(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray
     """Indices of all examples, class by class, in random order inside a class."""
     shuffled = rng.permutation(len(labels))
     return shuffled[np.argsort(labels[shuffled], kind="stable")]
-
-
-def _check_num_nodes(num_nodes: int, most: int) -> None:
-    if not 1 <= num_nodes <= most:
-        raise ValueError(f"num_nodes={num_nodes} must lie in 1..{most} for every node to get its examples")

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
+from dcliques_jax import _checks, wirings
 from dcliques_jax import cliques as cliques_lib
-from dcliques_jax import wirings
 
 if TYPE_CHECKING:
     from dcliques_jax.reports import Report
@@ -60,8 +60,7 @@ def from_edges(
     >>> from_edges(3, [[0, 1], [1, 2], [2, 1]])
     Topology('graph', num_nodes=3, edges=2)
     """
-    if num_nodes < 1:
-        raise ValueError(f"num_nodes={num_nodes} must be at least 1")
+    num_nodes = _checks.integer("num_nodes", num_nodes, 1)
     edges = np.asarray(edges).reshape(-1, 2) if np.size(edges) == 0 else np.asarray(edges)
     if edges.ndim != 2 or edges.shape[1] != 2 or not (np.issubdtype(edges.dtype, np.integer) or edges.size == 0):
         raise ValueError(f"edges must be pairs of integers [edges, 2], not {edges.dtype} of shape {edges.shape}")
@@ -96,7 +95,8 @@ def ring(num_nodes: int, *, seed: int = 0) -> Topology:
     >>> ring(100).degrees.max()
     np.int64(2)
     """
-    order = _placed_at_random(num_nodes, seed)
+    num_nodes = _checks.integer("num_nodes", num_nodes, 1)
+    order = _checks.generator(seed).permutation(num_nodes)
     return _topology(num_nodes, np.stack([order, np.roll(order, -1)], axis=1), "ring")
 
 
@@ -106,9 +106,8 @@ def grid(rows: int, columns: int, *, seed: int = 0) -> Topology:
     >>> grid(10, 10)
     Topology('grid', num_nodes=100, edges=180)
     """
-    if rows < 1 or columns < 1:
-        raise ValueError(f"rows={rows} and columns={columns} must be at least 1")
-    places = _placed_at_random(rows * columns, seed).reshape(rows, columns)
+    rows, columns = _checks.integer("rows", rows, 1), _checks.integer("columns", columns, 1)
+    places = _checks.generator(seed).permutation(rows * columns).reshape(rows, columns)
     across = np.stack([places[:, :-1], places[:, 1:]], axis=-1).reshape(-1, 2)
     down = np.stack([places[:-1], places[1:]], axis=-1).reshape(-1, 2)
     return _topology(rows * columns, np.concatenate([across, down]), "grid")
@@ -120,8 +119,7 @@ def fully_connected(num_nodes: int) -> Topology:
     >>> fully_connected(100)
     Topology('fully connected', num_nodes=100, edges=4950)
     """
-    if num_nodes < 1:
-        raise ValueError(f"num_nodes={num_nodes} must be at least 1")
+    num_nodes = _checks.integer("num_nodes", num_nodes, 1)
     return _topology(num_nodes, np.stack(np.triu_indices(num_nodes, 1), axis=1), "fully connected")
 
 
@@ -133,12 +131,10 @@ def random_regular(num_nodes: int, degree: int, *, seed: int = 0) -> Topology:
     """
     import networkx as nx
 
-    if not 0 <= degree < num_nodes or num_nodes * degree % 2:
-        raise ValueError(
-            f"no graph has {num_nodes} nodes of degree {degree}: degree must lie in 0..{num_nodes - 1} and "
-            "num_nodes * degree be even"
-        )
-    rng = np.random.default_rng(seed)
+    num_nodes = _checks.integer("num_nodes", num_nodes, 1)
+    degree = _checks.integer("degree", degree, 0, num_nodes - 1, "the number of other nodes")
+    _check_even(num_nodes, degree)
+    rng = _checks.generator(seed)
     for _ in range(1000):  # only graphs of degree 2 or less are disconnected at all often
         graph = nx.random_regular_graph(degree, num_nodes, seed=int(rng.integers(2**32)))
         if nx.is_connected(graph):
@@ -162,13 +158,10 @@ def diverse_random(label_distribution: npt.ArrayLike, degree: int = 10, *, seed:
     p = cliques_lib.check_label_distribution(label_distribution)
     classes = cliques_lib.single_classes(p, "diverse_random")
     num_nodes, labels = len(p), np.unique(classes)
-    extra = degree - (len(labels) - 1)
-    if extra < 0 or degree >= num_nodes or num_nodes * extra % 2:
-        raise ValueError(
-            f"degree={degree} must lie in {len(labels) - 1}..{num_nodes - 1}, one edge to each other class at least, "
-            f"with an even number of edge ends: {num_nodes} x {extra} further ones"
-        )
-    rng = np.random.default_rng(seed)
+    fewest = len(labels) - 1
+    degree = _checks.integer("degree", degree, fewest, num_nodes - 1, "one edge at least to each other class")
+    _check_even(num_nodes, degree)
+    rng = _checks.generator(seed)
     of_class = [np.flatnonzero(classes == label) for label in labels]
     matchings = [
         np.stack([of_class[a], rng.permutation(of_class[b])], axis=1)
@@ -176,7 +169,7 @@ def diverse_random(label_distribution: npt.ArrayLike, degree: int = 10, *, seed:
         for b in range(a + 1, len(labels))
     ]
     diverse = np.concatenate([np.empty((0, 2), np.int64), *matchings])
-    further = _random_edges_besides(num_nodes, extra, diverse, rng)
+    further = _random_edges_besides(num_nodes, degree - fewest, diverse, rng)
     edges = np.concatenate([diverse, further])
     return _topology(num_nodes, edges, f"diverse random {degree}-regular", gradient_edges=diverse)
 
@@ -207,8 +200,7 @@ def d_cliques(
     >>> topology
     Topology('D-Cliques (fully connected)', num_nodes=100, edges=495, cliques=10)
     """
-    if inter not in wirings.INTER:
-        raise ValueError(f"inter={inter!r} is unknown: choose one of {', '.join(wirings.INTER)}")
+    _checks.choice("inter", inter, tuple(wirings.INTER))
     p = cliques_lib.check_label_distribution(label_distribution)
     if cliques is None:
         ids = cliques_lib.greedy_swap(p, clique_size, max_steps=max_steps, seed=seed)
@@ -216,7 +208,7 @@ def d_cliques(
         ids = cliques_lib.check_clique_ids(cliques, len(p))
     members = [np.flatnonzero(ids == clique) for clique in range(ids.max() + 1)]
     inside = np.concatenate([nodes[np.stack(np.triu_indices(len(nodes), 1), axis=1)] for nodes in members])
-    between = wirings.INTER[inter](members, np.random.default_rng([seed, 3]))
+    between = wirings.INTER[inter](members, _checks.generator(seed, 3))
     name = f"D-Cliques ({inter.replace('_', ' ')})"
     return _topology(len(p), np.concatenate([inside, between]), name, ids, inside)
 
@@ -235,12 +227,11 @@ def remove_intra_clique_edges(topology: Topology, per_clique: int, *, seed: int 
     if ids is None:
         raise ValueError(f"{topology!r} has no cliques to remove edges from")
     first, second = ids[topology.edges].T
-    rng = np.random.default_rng(seed)
+    rng = _checks.generator(seed)
     kept = np.ones(len(topology.edges), bool)
     for clique in range(ids.max() + 1):
         inside = np.flatnonzero((first == clique) & (second == clique))
-        if not 0 <= per_clique <= len(inside):
-            raise ValueError(f"per_clique={per_clique} must lie in 0..{len(inside)}, the edges inside clique {clique}")
+        per_clique = _checks.integer("per_clique", per_clique, 0, len(inside), f"the edges inside clique {clique}")
         kept[rng.choice(inside, per_clique, replace=False)] = False
     name = f"{topology.name}, {per_clique} edges removed"
     return from_edges(topology.num_nodes, topology.edges[kept], clique_ids=ids, name=name)
@@ -267,10 +258,9 @@ def _random_edges_besides(num_nodes: int, degree: int, taken: np.ndarray, rng: n
     return np.array(edges, np.int64).reshape(-1, 2)
 
 
-def _placed_at_random(num_nodes: int, seed: int) -> np.ndarray:
-    if num_nodes < 1:
-        raise ValueError(f"num_nodes={num_nodes} must be at least 1")
-    return np.random.default_rng(seed).permutation(num_nodes)
+def _check_even(num_nodes: int, degree: int) -> None:
+    if num_nodes * degree % 2:
+        raise ValueError(f"no graph has {num_nodes} nodes of degree {degree}: one of the two numbers must be even")
 
 
 def _topology(
