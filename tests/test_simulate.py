@@ -199,6 +199,17 @@ def test_another_learning_rate_is_another_program():
     assert np.abs(slow["Dense_0"]["kernel"] - fast["Dense_0"]["kernel"]).max() > 0.05
 
 
+def test_an_algorithm_may_look_at_the_initial_parameters():
+    inner = algorithms.dsgd()
+
+    def init(topology, params):
+        assert np.isfinite(params["Dense_0"]["kernel"]).all()
+        return inner.init(topology, params)
+
+    result = run(algorithm=algorithms.Algorithm(init, inner.step))
+    np.testing.assert_array_equal(result.history.accuracy, run().history.accuracy)
+
+
 def test_the_caller_s_arrays_survive():
     """The program takes over the buffers it is given; those of the caller must not be among them."""
     start = {"Dense_0": {"kernel": jnp.ones((5, 4)), "bias": jnp.ones(4)}}
