@@ -37,6 +37,14 @@ def test_a_shard_of_mnist_is_a_run_of_sorted_examples(mnist):
     assert (shards.min(axis=1) != shards.max(axis=1)).sum() == straddling == 9
 
 
+def test_shards_are_shuffled_inside_a_class():
+    one, two = (partitions.shards(DATA, 10, seed=seed) for seed in (1, 2))
+    held = [{frozenset(shard) for shard in data.indices.reshape(20, 50).tolist()} for data in (one, two)]
+    assert not held[0] & held[1]
+    runs = np.diff(one.indices.reshape(20, 50), axis=1)
+    assert 0.3 < (runs > 0).mean() < 0.7  # neither in the order of the data set nor against it
+
+
 def test_shards_of_cifar10(cifar10):
     one, two, three, _ = classes_per_node(partitions.shards(cifar10, 100, seed=1))[1:5]
     assert one + two == 100  # classes divide into shards evenly: no third class

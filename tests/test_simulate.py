@@ -170,6 +170,12 @@ def test_same_arguments_same_bits():
     assert (one.params["Dense_0"]["kernel"] != other.params["Dense_0"]["kernel"]).any()
 
 
+def test_bits_do_not_depend_on_the_default_generator():
+    with jax.default_prng_impl("rbg"):
+        other = run()
+    np.testing.assert_array_equal(run().params["Dense_0"]["kernel"], other.params["Dense_0"]["kernel"])
+
+
 @pytest.mark.parametrize("eval_every", [1, 3, 8])
 def test_evaluating_does_not_change_the_run(eval_every):
     result, whole = run(rounds=8, eval_every=eval_every), run(rounds=8, eval_every=8)

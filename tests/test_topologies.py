@@ -97,6 +97,12 @@ def test_fractal_wiring_joins_groups_of_groups():
     assert len(np.unique(groups, axis=0)) == len(groups) == 45
 
 
+def test_fractal_groups_are_as_large_as_cliques():
+    """16 cliques of 4: four groups with an edge for each of 6 pairs, and 6 edges between groups."""
+    topology = topologies.d_cliques(UNIFORM[:64], clique_size=4, inter="fractal", max_steps=0)
+    assert len(clique_links(topology)) == 4 * 6 + 6
+
+
 def test_small_world_wiring_reaches_the_paper_s_offsets():
     links = clique_links(d_cliques(1000, "small_world"))
     apart = (links[:, 1] - links[:, 0]) % 100
