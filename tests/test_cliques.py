@@ -151,6 +151,7 @@ def test_cliques_depend_on_their_seed_only():
         (lambda: cliques.greedy_swap(np.ones((5, 2)), 2), "row 0 of label_distribution.*is no distribution"),
         (lambda: cliques.greedy_swap(np.full((5, 2), np.nan), 2), "row 0 of label_distribution.*is no distribution"),
         (lambda: cliques.skew([0, 0, 2], np.eye(3)), r"none left out, not \[0, 2\]"),
+        (lambda: cliques.skew([0, 0, 10**12], np.eye(3)), "none left out"),
         (lambda: cliques.skew([0, 0], np.eye(3)), "one integer for each of 3 nodes"),
         (lambda: cliques.ideal_cliques([[0.5, 0.5], [1, 0]]), "node 0 holds 2.*partitions.one_class"),
         (lambda: cliques.ideal_cliques([[1, 0], [1, 0], [0, 1]]), r"same number of nodes, but they are on \[2, 1\]"),

@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import hashlib
 import pickle
@@ -148,21 +149,30 @@ GOOD = {
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train_inputs": np.array([[1.0, 2, 3]] * 3 + [[1, np.nan, 3]])}, "train_inputs hold NaN.*example 3"),
-        ({"test_inputs": np.full((2, 3), np.inf)}, "test_inputs hold NaN or infinite"),
+        (
+            {"train_inputs": np.array([[1.0, 2, 3]] * 3 + [[1, np.nan, 3]])},
+            "train_inputs hold NaN.*range from nan to nan",
+        ),
+        ({"test_inputs": np.full((2, 3), np.inf)}, "test_inputs hold NaN, infinite"),
         ({"train_labels": np.array([0, 1, 2, -1])}, "train_labels range from -1 to 2"),
         ({"num_classes": 2}, "train_labels range from 0 to 2, but with num_classes=2"),
         ({"train_labels": np.array([0.0, 1, 2, 1])}, "train_labels must be one integer an example, not float64"),
-        ({"train_labels": np.array([0, 1, 2])}, "4 inputs and 3 labels"),
+        ({"train_labels": np.array([0, 1, 2])}, "3 labels for inputs of shape"),
         ({"test_inputs": np.ones((2, 4))}, r"test_inputs have shape \(4,\) an example"),
-        ({"test_inputs": np.ones((0, 3)), "test_labels": np.array([], int)}, "at least one"),
+        ({"test_inputs": np.ones((0, 3)), "test_labels": np.array([], int)}, "none empty"),
         ({"train_inputs": np.array(["a"] * 4)}, "train_inputs must be a real array"),
         ({"validation_inputs": np.ones((2, 3))}, "validation_labels go together"),
+        ({"train_inputs": np.ones((4, 0)), "test_inputs": np.ones((2, 0))}, "none empty"),
+        ({"train_inputs": np.full((4, 3), 2**40)}, "too large values"),
+        ({"train_labels": np.array([0, 1, 2, 2**32 + 1]), "num_classes": 3}, "range from 0 to 4294967297"),
+        ({"num_classes": 3.0}, r"num_classes=3\.0 must be an integer"),
     ],
 )
 def test_bad_arrays_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         datasets.from_arrays(**(GOOD | change))
+    with pytest.raises(ValueError, match=message):  # a data set made in any other way is checked too
+        dataclasses.replace(datasets.from_arrays(**GOOD), **change)
 
 
 @given(st.binary(max_size=200))

@@ -149,9 +149,12 @@ def test_from_matrix_takes_any_matrix(form):
 @pytest.mark.parametrize(
     ("matrix", "message"),
     [
-        (np.ones((2, 3)), r"square, not of shape \(2, 3\)"),
+        (np.ones((2, 3)), r"square, not float64 of shape \(2, 3\)"),
         (np.array([[0.5, 0.6], [0.5, 0.5]]), r"row 0 of the matrix of weights sums to 1\.1"),
         (np.array([[np.nan, 1], [0, 1]]), "NaN"),
+        (np.eye(2) * 1j, "real and square, not complex128"),
+        (None, "real and square, not object"),
+        (np.zeros((0, 0)), "real and square"),
     ],
 )
 def test_matrices_without_unit_rows_are_refused(matrix, message):
@@ -174,6 +177,36 @@ def test_matrices_without_unit_rows_are_refused(matrix, message):
 def test_matrices_that_are_no_gossip_are_refused(matrix, message):
     with pytest.raises(ValueError, match=message):
         mixing.check_gossip(mixing.from_matrix(matrix), topologies.from_edges(3, [[0, 1], [1, 2]]))
+
+
+def test_only_doubly_stochastic_forms_are_gossip():
+    with pytest.raises(ValueError, match="row 0 of the weights sums to 2"):
+        mixing.check_gossip(mixing.Dense(2 * np.eye(3)), topologies.ring(3))
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("leaf", [jnp.ones((1, 2)), jnp.ones((13, 2)), jnp.ones(()), jnp.ones((81, 2), int)])
+def test_mix_takes_one_row_a_node(name, leaf):
+    with pytest.raises(ValueError, match="mix takes floating-point arrays with the"):
+        mixing.mix(FORMS[name], {"a": leaf})
+
+
+@pytest.mark.parametrize(
+    ("edges", "message"), [([[0, 3]], "leaves the nodes"), ([[1, 1]], "itself"), ([[0.5, 1]], "pairs of integers")]
+)
+def test_neighbourhoods_are_checked(edges, message):
+    with pytest.raises(ValueError, match=message):
+        mixing.neighbourhood_average(3, edges)
+
+
+def test_an_edge_listed_twice_counts_once():
+    one, twice = mixing.neighbourhood_average(3, [[0, 1]]), mixing.neighbourhood_average(3, [[0, 1], [1, 0]])
+    np.testing.assert_array_equal(one.to_dense(), twice.to_dense())
+
+
+def test_eigenvalues_need_symmetry():
+    with pytest.raises(ValueError, match="not symmetric"):
+        mixing.spectral_gap(mixing.neighbourhood_average(3, [[0, 1], [1, 2]]))
 
 
 def test_clique_average_needs_cliques():

@@ -80,6 +80,19 @@ def test_what_is_no_model_is_refused(model):
         models.as_model(model)
 
 
+@pytest.mark.parametrize("shape", [(784,), (14, 32, 3)])
+def test_gn_lenet_needs_images(shape):
+    data = datasets.synthetic(num_train=100, input_shape=shape)
+    with pytest.raises(ValueError, match=r"gn_lenet takes images .* of at least 15 x 15"):
+        simulate(topologies.ring(5), data, model=models.gn_lenet(), progress=False)
+
+
+def test_a_model_must_treat_every_example():
+    model = (lambda key, x: {"w": jnp.zeros((16, 10))}, lambda params, x: x[:1] @ params["w"])
+    with pytest.raises(ValueError, match=r"logits of shape \(1, 10\) for two examples"):
+        simulate(topologies.ring(5), datasets.synthetic(), model=model, progress=False)
+
+
 def test_a_model_must_fit_the_classes():
-    with pytest.raises(ValueError, match=r"logits of shape \(1, 7\).*has 10 classes"):
+    with pytest.raises(ValueError, match=r"logits of shape \(2, 7\) for two examples of 10 classes"):
         simulate(topologies.ring(5), datasets.synthetic(), model=models.logistic_regression(7), progress=False)

@@ -130,6 +130,13 @@ def test_dirichlet_deals_every_example_and_tops_up(alpha, num_nodes, min_size, s
         (lambda: partitions.from_indices(DATA, []), "at least one node"),
         (lambda: partitions.from_indices(DATA, [[1], []]), "node 1 holds no example"),
         (lambda: partitions.from_indices(DATA, [[1], [1000]]), "indices range from 1 to 1000"),
+        (lambda: partitions.from_indices(DATA, [[0.5]]), "indices must be integers, not float64"),
+        (lambda: partitions.from_indices(DATA, [np.ones(1000, bool)]), "indices must be integers, not bool"),
+        (lambda: partitions.one_class(DATA, 2000), "100 examples, too few for 200 nodes a class.*num_nodes=1000"),
+        (lambda: partitions.iid(DATA, 2.5), r"num_nodes=2\.5 must be an integer"),
+        (lambda: partitions.iid(DATA, 10, seed=-1), "seed=-1 must be an integer"),
+        (lambda: partitions.iid(DATA, 10, seed=2**32), "seed=4294967296 must be an integer"),
+        (lambda: partitions.dirichlet(DATA, 10, alpha=1e308), r"alpha=1e\+308 must be positive and at most"),
     ],
 )
 def test_impossible_partitions_are_refused(build, message):

@@ -12,7 +12,8 @@ from dcliques_jax import datasets, partitions, plotting, simulate, topologies
 def result():
     data = partitions.shards(datasets.synthetic(num_train=200), 10)
     topology = topologies.d_cliques(data.label_distribution, clique_size=5)
-    return simulate(topology, data, epochs=3, eval_nodes=4, progress=False)
+    # NumPy integers are integers.
+    return simulate(topology, data, epochs=np.int64(3), eval_nodes=np.int32(4), seed=np.int64(0), progress=False)
 
 
 @pytest.fixture(autouse=True)

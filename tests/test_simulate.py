@@ -372,14 +372,21 @@ def test_a_healthy_run_warns_of_nothing():
         ({"eval_nodes": 21}, r"eval_nodes=21 must be an integer in 1\.\.20"),
         ({"eval_examples": 0}, r"eval_examples=0 must be an integer in 1\.\.50"),
         ({"init": "zeros"}, "init='zeros' is unknown: choose one of shared, averaged, independent"),
-        ({"init": {"Dense_0": {"kernel": np.zeros((5, 4))}}}, "init has leaves of shapes"),
-        ({"init": {"Dense_0": {"kernel": np.zeros((4, 5)), "bias": np.zeros(4)}}}, "init has leaves of shapes"),
+        ({"init": {"Dense_0": {"kernel": np.zeros((5, 4))}}}, "init has leaves"),
+        ({"init": {"Dense_0": {"kernel": np.zeros((4, 5)), "bias": np.zeros(4)}}}, "init has leaves"),
         ({"on_nonfinite": "ignore"}, "on_nonfinite='ignore' is unknown: choose one of raise, warn"),
         ({"algorithm": algorithms.dsgd(weights=np.ones((20, 20)))}, "row 0 of the matrix of weights sums to 20"),
         ({"algorithm": algorithms.dsgd(weights=np.eye(19))}, "weights are for 19 nodes"),
         ({"algorithm": algorithms.dsgd(gradient_weights=np.eye(19))}, "gradient_weights are for 19 nodes"),
         ({"algorithm": algorithms.dsgd(clique_averaging=True)}, "neither cliques nor gradient edges"),
         ({"model": "lenet"}, "model='lenet' is not a model"),
+        ({"init": {"Dense_0": {"kernel": np.full((5, 4), np.nan), "bias": np.zeros(4)}}}, "init holds NaN"),
+        ({"init": {"Dense_0": {"kernel": np.zeros((5, 4), int), "bias": np.zeros(4)}}}, "init has leaves"),
+        ({"epochs": 2.5}, r"epochs=2\.5 must be an integer"),
+        ({"seed": -1}, "seed=-1 must be an integer"),
+        ({"topology": "ring"}, "topology='ring' is no Topology"),
+        ({"topology": topologies.ring(20), "data": topologies.ring(20)}, "is no data set"),
+        ({"algorithm": optax.sgd(0.1)}, r"is no algorithm: pass for example algorithms\.dsgd"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_compiled(arguments, message):
@@ -390,6 +397,8 @@ def test_bad_arguments_are_refused_before_anything_is_compiled(arguments, messag
 
 
 def test_bad_algorithms_are_refused():
+    with pytest.raises(ValueError, match="clique_averaging='yes' must be True, False or None"):
+        algorithms.dsgd(clique_averaging="yes")
     with pytest.raises(ValueError, match=r"optimizer=0\.1 is no optax transformation"):
         algorithms.dsgd(0.1)
     with pytest.raises(ValueError, match="exclude each other"):

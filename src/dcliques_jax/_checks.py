@@ -32,4 +32,4 @@ def choice(name: str, value: Any, known: Sequence[str]) -> None:
 
 def generator(seed: Any, *stream: int) -> np.random.Generator:
     """A random generator for a seed; those of different streams are independent."""
-    return np.random.default_rng([integer("seed", seed, 0), *stream])
+    return np.random.default_rng([integer("seed", seed, 0, 2**32 - 1), *stream])

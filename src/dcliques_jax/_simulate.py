@@ -110,13 +110,7 @@ def simulate(
     >>> result.history.round, result.history.accuracy.shape
     (array([0, 4, 8]), (3, 10))
     """
-    if isinstance(dataset, Dataset):
-        dataset = partitions.iid(dataset, topology.num_nodes, seed=seed)
-    if topology.num_nodes != dataset.num_nodes:
-        raise ValueError(
-            f"the topology has {topology.num_nodes} nodes but the data is split over {dataset.num_nodes}: build both "
-            "for the same number"
-        )
+    dataset = _partitioned(topology, dataset, seed)
     _checks.choice("on_nonfinite", on_nonfinite, ("raise", "warn"))
     batch_size = _checked_batch_size(batch_size, dataset.sizes)
     per_epoch = sampling.rounds_per_epoch(dataset.sizes, batch_size)
@@ -162,7 +156,7 @@ def simulate(
         "rounds_per_epoch": per_epoch,
         "batch_size": batch_size,
         "init": init if isinstance(init, str) else "given",
-        "seed": seed,
+        "seed": int(seed),
     }
     return Result(topology, history, state.params, state, settings)
 
@@ -217,6 +211,21 @@ def _stacked(params: Params, num_nodes: int) -> Params:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_nodes, *jnp.shape(leaf))), params)
 
 
+def _partitioned(topology: Topology, dataset: PartitionedDataset | Dataset, seed: int) -> PartitionedDataset:
+    if not isinstance(topology, Topology):
+        raise ValueError(f"topology={topology!r} is no Topology: build one with dcliques_jax.topologies")
+    if isinstance(dataset, Dataset):
+        return partitions.iid(dataset, topology.num_nodes, seed=seed)
+    if not isinstance(dataset, PartitionedDataset):
+        raise ValueError(f"dataset={dataset!r} is no data set: build one with dcliques_jax.datasets and .partitions")
+    if topology.num_nodes != dataset.num_nodes:
+        raise ValueError(
+            f"the topology has {topology.num_nodes} nodes but the data is split over {dataset.num_nodes}: build both "
+            "for the same number"
+        )
+    return dataset
+
+
 def _initial_params(init: Any, model: models.Model, data: PartitionedDataset, key: jax.Array) -> Params:
     """The parameters of all nodes before training."""
     if isinstance(init, str):
@@ -228,27 +237,34 @@ def _check_fit(
     topology: Topology, data: PartitionedDataset, model: models.Model, algorithm: Algorithm, init: Any
 ) -> None:
     """Raises a `ValueError` where the pieces of a run do not fit together; traces them, but compiles nothing."""
-    num_classes, example = data.dataset.num_classes, data.dataset.train_inputs[:1]
-    params = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), example)
-    logits = jax.eval_shape(model.apply, params, example)
-    if logits.shape != (1, num_classes):
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(f"algorithm={algorithm!r} is no algorithm: pass for example algorithms.dsgd(optax.sgd(0.1))")
+    examples = data.dataset.train_inputs[:1].repeat(2, axis=0)
+    params = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), examples)
+    logits, expected = jax.eval_shape(model.apply, params, examples), (2, data.dataset.num_classes)
+    if logits.shape != expected:
         raise ValueError(
-            f"the model returns logits of shape {logits.shape} for one example, but the data set has {num_classes} "
-            f"classes: it must return {(1, num_classes)}"
+            f"the model returns logits of shape {logits.shape} for two examples of {expected[1]} classes: "
+            f"it must return {expected}"
         )
     if isinstance(init, str):
         _checks.choice("init", init, _INITS)
-    else:
-        expected, given = _shapes(params), _shapes(init)
-        if expected != given:
-            raise ValueError(f"init has leaves of shapes {given}, but one node's parameters are {expected}")
+    elif _shapes(init) != _shapes(params):
+        raise ValueError(f"init has leaves {_shapes(init)}, but one node's parameters are {_shapes(params)}")
+    elif not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(init)):
+        raise ValueError("init holds NaN or infinite values")
     with contextlib.suppress(jax.errors.JAXTypeError):  # an algorithm that looks at values shows its errors later
         jax.eval_shape(lambda params: algorithm.init(topology, _stacked(params, data.num_nodes)), params)
 
 
-def _shapes(tree: Params) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(place): np.shape(leaf) for place, leaf in leaves}
+def _shapes(tree: Params) -> dict[str, str]:
+    """Kind of number and shape of every leaf; kinds are what NumPy calls f (floating), i (integer) and so on."""
+
+    def described(leaf: Any) -> str:
+        array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+        return f"{'float' if jnp.issubdtype(array.dtype, jnp.floating) else array.dtype}{list(array.shape)}"
+
+    return {jax.tree_util.keystr(place): described(leaf) for place, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def _on_device(data: PartitionedDataset, batch_size: int, key: jax.Array) -> Data:

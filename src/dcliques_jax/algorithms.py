@@ -57,7 +57,10 @@ def dsgd(
     """
     if gradient_weights is not None and clique_averaging is not None:
         raise ValueError(f"clique_averaging={clique_averaging} and gradient_weights exclude each other: give one")
-    _check_optimizer(optimizer)
+    if clique_averaging not in (None, True, False):
+        raise ValueError(f"clique_averaging={clique_averaging!r} must be True, False or None")
+    if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
+        raise ValueError(f"optimizer={optimizer!r} is no optax transformation: pass for example optax.sgd(0.1)")
 
     def init(topology: Topology, params: Params) -> DSGDState:
         if weights is None:
@@ -88,8 +91,3 @@ def dsgd(
 
 def _as_weights(matrix: Any) -> mixing.Weights:
     return matrix if isinstance(matrix, mixing.Weights) else mixing.from_matrix(matrix)
-
-
-def _check_optimizer(optimizer: Any) -> None:
-    if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
-        raise ValueError(f"optimizer={optimizer!r} is no optax transformation: pass for example optax.sgd(0.1)")

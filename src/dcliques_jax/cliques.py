@@ -169,6 +169,6 @@ def check_clique_ids(clique_ids: npt.ArrayLike, num_nodes: int) -> np.ndarray:
         raise ValueError(
             f"clique_ids must be one integer for each of {num_nodes} nodes, not {ids.dtype} of shape {ids.shape}"
         )
-    if ids.min() < 0 or not np.bincount(ids).all():
+    if ids.min() < 0 or ids.max() >= num_nodes or not np.bincount(ids.astype(np.int64)).all():
         raise ValueError(f"clique_ids must be 0 .. cliques - 1 with none left out, not {np.unique(ids).tolist()}")
     return ids.astype(np.int64)

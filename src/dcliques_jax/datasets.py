@@ -48,10 +48,7 @@ _CIFAR10_PY_MD5 = {
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """A classification data set, held in memory.
-
-    Build one with `from_arrays`, which checks it, or with one of the named sets of this module.
-    """
+    """A classification data set, held in memory; see `from_arrays` to make one."""
 
     train_inputs: np.ndarray  # [train, ...]
     train_labels: np.ndarray  # [train] int32 in 0 .. num_classes - 1
@@ -61,6 +58,17 @@ class Dataset:
     validation_inputs: np.ndarray | None = None  # [validation, ...]
     validation_labels: np.ndarray | None = None  # [validation]
     name: str = "arrays"
+
+    def __post_init__(self) -> None:
+        num_classes = _checks.integer("num_classes", self.num_classes, 1)
+        if (self.validation_inputs is None) != (self.validation_labels is None):
+            raise ValueError("validation_inputs and validation_labels go together: give both or neither")
+        for split in ("train", "test") if self.validation_inputs is None else ("train", "test", "validation"):
+            inputs, labels = getattr(self, f"{split}_inputs"), getattr(self, f"{split}_labels")
+            _check_split(split, inputs, labels, num_classes)
+            if inputs.shape[1:] != (like := self.train_inputs.shape[1:]):
+                raise ValueError(f"{split}_inputs have shape {inputs.shape[1:]} an example, train_inputs {like}")
+            object.__setattr__(self, f"{split}_labels", labels.astype(np.int32))
 
     def __repr__(self) -> str:
         return (
@@ -88,45 +96,38 @@ def from_arrays(
     >>> from_arrays(np.eye(4), [0, 1, 2, 2], np.eye(4), [0, 1, 2, 2])
     Dataset('arrays', train=4, test=4, inputs=(4,), num_classes=3)
     """
-    train = _checked_split("train", train_inputs, train_labels)
-    test = _checked_split("test", test_inputs, test_labels)
-    splits = {"train": train, "test": test}
-    if (validation_inputs is None) != (validation_labels is None):
-        raise ValueError("validation_inputs and validation_labels go together: give both or neither")
-    if validation_inputs is not None and validation_labels is not None:
-        splits["validation"] = _checked_split("validation", validation_inputs, validation_labels)
-
+    validation = (validation_inputs, validation_labels)
+    arrays = [np.asarray(array) for array in (train_inputs, train_labels, test_inputs, test_labels)]
+    optional = [None if array is None else np.asarray(array) for array in validation]
     if num_classes is None:
-        num_classes = 1 + max(int(labels.max()) for _, labels in splits.values())
-    for split, (inputs, labels) in splits.items():
-        if inputs.shape[1:] != train[0].shape[1:]:
-            raise ValueError(
-                f"{split}_inputs have shape {inputs.shape[1:]} an example, train_inputs {train[0].shape[1:]}"
-            )
-        if labels.min() < 0 or labels.max() >= num_classes:
-            raise ValueError(
-                f"{split}_labels range from {labels.min()} to {labels.max()}, but with "
-                f"num_classes={num_classes} they must lie in 0..{num_classes - 1}"
-            )
-    validation = splits.get("validation", (None, None))
-    return Dataset(*train, *test, num_classes, validation[0], validation[1], name)
+        all_labels = [array for array in (arrays[1], arrays[3], optional[1]) if array is not None]
+        usable = [labels for labels in all_labels if labels.size and labels.dtype.kind in "iu"]  # the rest is refused
+        num_classes = 1 + max((int(labels.max()) for labels in usable), default=0)
+    return Dataset(arrays[0], arrays[1], arrays[2], arrays[3], num_classes, optional[0], optional[1], name)
 
 
-def _checked_split(split: str, inputs: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    inputs, labels = np.asarray(inputs), np.asarray(labels)
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+def _check_split(split: str, inputs: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ValueError(f"{split}_labels must be one integer an example, not {labels.dtype} of shape {labels.shape}")
-    if inputs.ndim < 2 or not (np.issubdtype(inputs.dtype, np.floating) or np.issubdtype(inputs.dtype, np.integer)):
+    if inputs.ndim < 2 or inputs.dtype.kind not in "iuf":
         raise ValueError(
             f"{split}_inputs must be a real array [examples, ...], not {inputs.dtype} of shape {inputs.shape}"
         )
-    if len(inputs) != len(labels) or len(labels) == 0:
-        raise ValueError(f"{split}: {len(inputs)} inputs and {len(labels)} labels; give as many, at least one")
-    finite = np.isfinite(inputs)
-    if not finite.all():
-        example = int(np.argmin(finite.reshape(len(inputs), -1).all(axis=1)))
-        raise ValueError(f"{split}_inputs hold NaN or infinite values, first in example {example}: clean them first")
-    return inputs, labels.astype(np.int32)
+    if len(inputs) != len(labels) or inputs.size == 0:
+        raise ValueError(
+            f"{split}: {len(labels)} labels for inputs of shape {inputs.shape}; give as many of both, and none empty"
+        )
+    if labels.min() < 0 or labels.max() >= num_classes:
+        raise ValueError(
+            f"{split}_labels range from {labels.min()} to {labels.max()}, but with num_classes={num_classes} they "
+            f"must lie in 0..{num_classes - 1}"
+        )
+    bounds = np.finfo(np.float32) if inputs.dtype.kind == "f" else np.iinfo(np.int32)
+    lowest, highest = inputs.min(), inputs.max()  # NaN if there is one, and then no comparison holds
+    if not (lowest >= bounds.min and highest <= bounds.max):
+        raise ValueError(
+            f"{split}_inputs hold NaN, infinite or too large values: they range from {lowest} to {highest}"
+        )
 
 
 def synthetic(
@@ -151,7 +152,7 @@ def synthetic(
 
     def split(size: int) -> tuple[np.ndarray, np.ndarray]:
         labels = rng.permutation(np.arange(size) % num_classes)
-        return centres[labels] + noise * rng.standard_normal((size, *input_shape), np.float32), labels
+        return centres[labels] + np.float32(noise) * rng.standard_normal((size, *input_shape), np.float32), labels
 
     return from_arrays(*split(num_train), *split(num_test), num_classes=num_classes, name="synthetic")
 

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from dcliques_jax.topologies import Topology
+from dcliques_jax import _checks
+from dcliques_jax.topologies import Topology, check_edges
 
 # Above this many neighbours a row is multiplied as part of a dense matrix: unrolling more compiles slowly.
 _MOST_UNROLLED = 64
@@ -146,6 +147,12 @@ def mix(weights: Weights, tree: Any) -> Any:
     >>> mix(metropolis_hastings(topologies.fully_connected(4)), {"a": jnp.arange(4.0)})
     {'a': Array([1.5, 1.5, 1.5, 1.5], dtype=float32)}
     """
+    for leaf in jax.tree.leaves(tree):
+        if jnp.ndim(leaf) == 0 or len(leaf) != weights.num_nodes or not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise ValueError(
+                f"mix takes floating-point arrays with the {weights.num_nodes} nodes on their first axis, "
+                f"not {jnp.result_type(leaf)} of shape {jnp.shape(leaf)}"
+            )
     return jax.tree.map(weights.apply, tree)
 
 
@@ -197,7 +204,8 @@ def neighbourhood_average(num_nodes: int, edges: npt.ArrayLike) -> Weights:
            [0.333, 0.333, 0.333],
            [0.   , 0.5  , 0.5  ]])
     """
-    pairs = np.asarray(edges, np.int64).reshape(-1, 2)
+    num_nodes = _checks.integer("num_nodes", num_nodes, 1)
+    pairs = check_edges(num_nodes, edges)
     ends = np.concatenate([pairs, pairs[:, ::-1]])
     degrees = np.bincount(ends[:, 0], minlength=num_nodes)
     rows = scipy.sparse.csr_array((1 / (degrees[ends[:, 0]] + 1), (ends[:, 0], ends[:, 1])), (num_nodes, num_nodes))
@@ -210,9 +218,10 @@ def from_matrix(matrix: Any) -> Weights:
     A residue of rounding (up to 1e-6) goes to the diagonal. Gossip needs a symmetric, doubly stochastic matrix; that
     is checked where the matrix is used for gossip.
     """
-    sparse = scipy.sparse.csr_array(matrix).astype(np.float64)
-    if sparse.ndim != 2 or sparse.shape[0] != sparse.shape[1]:
-        raise ValueError(f"a matrix of weights must be square, not of shape {sparse.shape}")
+    given = matrix if scipy.sparse.issparse(matrix) else np.asarray(matrix)
+    if given.ndim != 2 or given.shape[0] != given.shape[1] or given.size == 0 or given.dtype.kind not in "iuf":
+        raise ValueError(f"a matrix of weights must be real and square, not {given.dtype} of shape {given.shape}")
+    sparse = scipy.sparse.csr_array(given).astype(np.float64)
     if not np.isfinite(sparse.data).all():
         raise ValueError("the matrix of weights holds NaN or infinite values")
     sums = sparse.sum(axis=1)
@@ -238,6 +247,9 @@ def check_gossip(weights: Weights, topology: Topology) -> None:
         )
     if matrix.data.min(initial=0) < -_TOLERANCE:
         raise ValueError(f"weights must not be negative, but the smallest is {matrix.data.min():.6g}")
+    worst = int(np.abs(matrix.sum(axis=1) - 1).argmax())
+    if abs(matrix.sum(axis=1)[worst] - 1) > _TOLERANCE:
+        raise ValueError(f"row {worst} of the weights sums to {matrix.sum(axis=1)[worst]:.6g}; every row must sum to 1")
     edges = topology.adjacency() + scipy.sparse.eye_array(topology.num_nodes)
     i, j, foreign = _largest_entry(matrix - matrix * edges)
     if abs(foreign) > _TOLERANCE:
@@ -251,12 +263,13 @@ def second_eigenvalue(weights: Weights) -> float:
     >>> round(second_eigenvalue(metropolis_hastings(topologies.ring(100))), 5)
     0.99868
     """
-    n = weights.num_nodes
+    n, matrix = weights.num_nodes, weights.to_sparse()
     if n == 1:
         return 0.0
+    if abs(_largest_entry(matrix - matrix.T)[2]) > _TOLERANCE:
+        raise ValueError("the second eigenvalue is that of a symmetric matrix, and these weights are not symmetric")
     if n <= _DENSE_SPECTRUM:
-        return float(np.sort(np.abs(np.linalg.eigvalsh(weights.to_dense())))[-2])
-    matrix = weights.to_sparse()
+        return float(np.sort(np.abs(np.linalg.eigvalsh(matrix.toarray())))[-2])
     # Lanczos on W - 11'/n, which has the same eigenvalues except for the first, 1, which is taken out.
     deflated = scipy.sparse.linalg.LinearOperator(
         (n, n), matvec=lambda x: matrix @ x - x.mean(axis=0), dtype=np.float64

@@ -57,6 +57,10 @@ class GNLeNet(nn.Module):
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Logits [batch, classes] of images [batch, height, width, channels]."""
+        if inputs.ndim != 4 or min(inputs.shape[1:3]) < 15:
+            raise ValueError(
+                f"gn_lenet takes images [height, width, channels] of at least 15 x 15, not inputs {inputs.shape[1:]}"
+            )
 
         def normalise(x: jax.Array) -> jax.Array:
             return nn.GroupNorm(num_groups=2, epsilon=1e-5)(x)

@@ -55,11 +55,13 @@ def from_indices(dataset: Dataset, indices: Sequence[npt.ArrayLike]) -> Partitio
     """
     if len(indices) == 0:
         raise ValueError("a partition needs at least one node")
-    rows = [np.asarray(row, np.int64).reshape(-1) for row in indices]
+    rows = [np.asarray(row).reshape(-1) for row in indices]
     sizes = np.array([len(row) for row in rows])
     if sizes.min() == 0:
         raise ValueError(f"node {sizes.argmin()} holds no example: every node needs at least one")
     held = np.concatenate(rows)
+    if held.dtype.kind not in "iu":
+        raise ValueError(f"indices must be integers, not {held.dtype}")
     num_train = len(dataset.train_labels)
     if held.min() < 0 or held.max() >= num_train:
         raise ValueError(f"indices range from {held.min()} to {held.max()}, but there are {num_train} examples")
@@ -134,6 +136,11 @@ def one_class(
         )
     nodes_per_class = num_nodes // num_classes
     smallest = int(np.bincount(dataset.train_labels, minlength=num_classes).min())
+    if smallest < nodes_per_class:
+        raise ValueError(
+            f"the smallest class has {smallest} examples, too few for {nodes_per_class} nodes a class: "
+            f"use at most num_nodes={smallest * num_classes}"
+        )
     if examples_per_class is None:
         unit = 10 ** max(0, len(str(smallest)) - 2)
         examples_per_class = smallest // unit * unit // nodes_per_class * nodes_per_class
@@ -163,8 +170,8 @@ def dirichlet(
     >>> data.num_nodes, int(data.sizes.sum())
     (10, 1000)
     """
-    if not (np.isfinite(alpha) and alpha > 0):
-        raise ValueError(f"alpha={alpha} must be positive and finite")
+    if not 0 < alpha <= 1e6:
+        raise ValueError(f"alpha={alpha} must be positive and at most 1e6, which is as good as IID")
     num_train = len(dataset.train_labels)
     min_size = _checks.integer("min_size", min_size, 1, num_train)
     num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train // min_size, "min_size examples for every node")

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse.csgraph
 
-from dcliques_jax import cliques, mixing
+from dcliques_jax import _checks, cliques, mixing
 from dcliques_jax.topologies import Topology
 
 _MOST_SOURCES = 2000  # nodes from which distances are measured; in larger graphs, that many random ones
@@ -112,7 +112,7 @@ def make_report(
     if topology.gradient_edges is not None:
         averaging = messages + 2 * len(topology.gradient_edges) / n
         averaging_paper = 2 * messages
-    size = None if num_parameters is None else 4 * num_parameters
+    size = None if num_parameters is None else 4 * _checks.integer("num_parameters", num_parameters, 0)
     mean_distance, diameter, sources = _distances(topology)
     return Report(
         name=topology.name,

@@ -61,15 +61,7 @@ def from_edges(
     Topology('graph', num_nodes=3, edges=2)
     """
     num_nodes = _checks.integer("num_nodes", num_nodes, 1)
-    edges = np.asarray(edges).reshape(-1, 2) if np.size(edges) == 0 else np.asarray(edges)
-    if edges.ndim != 2 or edges.shape[1] != 2 or not (np.issubdtype(edges.dtype, np.integer) or edges.size == 0):
-        raise ValueError(f"edges must be pairs of integers [edges, 2], not {edges.dtype} of shape {edges.shape}")
-    outside = edges[((edges < 0) | (edges >= num_nodes)).any(axis=1)]
-    if len(outside):
-        raise ValueError(f"edge {outside[0].tolist()} leaves the nodes 0..{num_nodes - 1}")
-    loops = edges[edges[:, 0] == edges[:, 1]]
-    if len(loops):
-        raise ValueError(f"edge {loops[0].tolist()} links a node with itself: leave self-loops out")
+    edges = check_edges(num_nodes, edges)
     if clique_ids is None:
         return _topology(num_nodes, edges, name)
     ids = cliques_lib.check_clique_ids(clique_ids, num_nodes)
@@ -221,7 +213,7 @@ def remove_intra_clique_edges(topology: Topology, per_clique: int, *, seed: int 
     >>> from dcliques_jax import datasets, partitions
     >>> data = partitions.shards(datasets.synthetic(), 100)
     >>> remove_intra_clique_edges(d_cliques(data.label_distribution), 5)
-    Topology('D-Cliques (fully connected), 5 edges removed', num_nodes=100, edges=445, cliques=10)
+    Topology('D-Cliques (fully connected), edges removed per clique: 5', num_nodes=100, edges=445, cliques=10)
     """
     ids = topology.clique_ids
     if ids is None:
@@ -233,7 +225,7 @@ def remove_intra_clique_edges(topology: Topology, per_clique: int, *, seed: int 
         inside = np.flatnonzero((first == clique) & (second == clique))
         per_clique = _checks.integer("per_clique", per_clique, 0, len(inside), f"the edges inside clique {clique}")
         kept[rng.choice(inside, per_clique, replace=False)] = False
-    name = f"{topology.name}, {per_clique} edges removed"
+    name = f"{topology.name}, edges removed per clique: {per_clique}"
     return from_edges(topology.num_nodes, topology.edges[kept], clique_ids=ids, name=name)
 
 
@@ -256,6 +248,20 @@ def _random_edges_besides(num_nodes: int, degree: int, taken: np.ndarray, rng: n
         else:
             raise ValueError(f"no {degree} further edges for each of {num_nodes} nodes were found: lower the degree")
     return np.array(edges, np.int64).reshape(-1, 2)
+
+
+def check_edges(num_nodes: int, edges: npt.ArrayLike) -> np.ndarray:
+    """Undirected edges as an array [edges, 2], every edge once and in order, or an error that names a wrong one."""
+    pairs = np.asarray(edges).reshape(-1, 2) if np.size(edges) == 0 else np.asarray(edges)
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or (pairs.dtype.kind not in "iu" and pairs.size):
+        raise ValueError(f"edges must be pairs of integers [edges, 2], not {pairs.dtype} of shape {pairs.shape}")
+    outside = pairs[((pairs < 0) | (pairs >= num_nodes)).any(axis=1)]
+    if len(outside):
+        raise ValueError(f"edge {outside[0].tolist()} leaves the nodes 0..{num_nodes - 1}")
+    loops = pairs[pairs[:, 0] == pairs[:, 1]]
+    if len(loops):
+        raise ValueError(f"edge {loops[0].tolist()} links a node with itself: leave self-loops out")
+    return _in_order(num_nodes, pairs)
 
 
 def _check_even(num_nodes: int, degree: int) -> None:
