@@ -150,7 +150,7 @@ def test_from_matrix_takes_any_matrix(form):
     ("matrix", "message"),
     [
         (np.ones((2, 3)), r"square, not float64 of shape \(2, 3\)"),
-        (np.array([[0.5, 0.6], [0.5, 0.5]]), r"row 0 of the matrix of weights sums to 1\.1"),
+        (np.array([[0.5, 0.6], [0.5, 0.5]]), r"row 0 of the weights sums to 1\.1"),
         (np.array([[np.nan, 1], [0, 1]]), "NaN"),
         (np.eye(2) * 1j, "real and square, not complex128"),
         (None, "real and square, not object"),

@@ -375,7 +375,7 @@ def test_a_healthy_run_warns_of_nothing():
         ({"init": {"Dense_0": {"kernel": np.zeros((5, 4))}}}, "init has leaves"),
         ({"init": {"Dense_0": {"kernel": np.zeros((4, 5)), "bias": np.zeros(4)}}}, "init has leaves"),
         ({"on_nonfinite": "ignore"}, "on_nonfinite='ignore' is unknown: choose one of raise, warn"),
-        ({"algorithm": algorithms.dsgd(weights=np.ones((20, 20)))}, "row 0 of the matrix of weights sums to 20"),
+        ({"algorithm": algorithms.dsgd(weights=np.ones((20, 20)))}, "row 0 of the weights sums to 20"),
         ({"algorithm": algorithms.dsgd(weights=np.eye(19))}, "weights are for 19 nodes"),
         ({"algorithm": algorithms.dsgd(gradient_weights=np.eye(19))}, "gradient_weights are for 19 nodes"),
         ({"algorithm": algorithms.dsgd(clique_averaging=True)}, "neither cliques nor gradient edges"),

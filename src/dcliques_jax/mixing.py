@@ -224,10 +224,7 @@ def from_matrix(matrix: Any) -> Weights:
     sparse = scipy.sparse.csr_array(given).astype(np.float64)
     if not np.isfinite(sparse.data).all():
         raise ValueError("the matrix of weights holds NaN or infinite values")
-    sums = sparse.sum(axis=1)
-    worst = int(np.abs(sums - 1).argmax())
-    if abs(sums[worst] - 1) > _TOLERANCE:
-        raise ValueError(f"row {worst} of the matrix of weights sums to {sums[worst]:.6g}; every row must sum to 1")
+    _check_rows(sparse)
     return _from_sparse(sparse)
 
 
@@ -247,9 +244,7 @@ def check_gossip(weights: Weights, topology: Topology) -> None:
         )
     if matrix.data.min(initial=0) < -_TOLERANCE:
         raise ValueError(f"weights must not be negative, but the smallest is {matrix.data.min():.6g}")
-    worst = int(np.abs(matrix.sum(axis=1) - 1).argmax())
-    if abs(matrix.sum(axis=1)[worst] - 1) > _TOLERANCE:
-        raise ValueError(f"row {worst} of the weights sums to {matrix.sum(axis=1)[worst]:.6g}; every row must sum to 1")
+    _check_rows(matrix)
     edges = topology.adjacency() + scipy.sparse.eye_array(topology.num_nodes)
     i, j, foreign = _largest_entry(matrix - matrix * edges)
     if abs(foreign) > _TOLERANCE:
@@ -318,6 +313,13 @@ def _group_average(ids: np.ndarray) -> Groups:
     starts = np.cumsum(sizes) - sizes
     members = np.argsort(ids, kind="stable")[starts[:, None] + np.where(used, place, 0)]
     return Groups(members.astype(np.int32), used / sizes[:, None], ids.astype(np.int32))
+
+
+def _check_rows(matrix: scipy.sparse.csr_array) -> None:
+    sums = matrix.sum(axis=1)
+    worst = int(np.abs(sums - 1).argmax())
+    if abs(sums[worst] - 1) > _TOLERANCE:
+        raise ValueError(f"row {worst} of the weights sums to {sums[worst]:.6g}; every row must sum to 1")
 
 
 def _largest_entry(matrix: scipy.sparse.csr_array) -> tuple[int, int, float]:
