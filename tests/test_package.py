@@ -8,6 +8,7 @@ import subprocess
 import sys
 import termios
 import tomllib
+import types
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -104,8 +105,13 @@ def test_progress_shows_accuracy_and_speed_in_a_terminal_only():
 # Functions as keys of compiled programs
 
 
-class LinearWithArray(nn.Module):
-    array: np.ndarray
+class Net(nn.Module):
+    width: int = 3
+    extra: object = nn.relu
+
+    @nn.compact
+    def __call__(self, inputs):
+        return self.extra(nn.Dense(self.width)(inputs))
 
 
 def scaled(factor, extra=None):
@@ -123,6 +129,8 @@ def scaled(factor, extra=None):
         lambda factor: functools.partial(scaled, factor, extra=[factor]),
         lambda factor: {"a": (factor, [scaled(factor)])},
         lambda factor: scaled(models.logistic_regression(factor)),
+        lambda factor: models.as_model(Net(factor)).apply,
+        lambda factor: models.as_model(Net(3, extra=scaled(factor))).init,
     ],
 )
 def test_functions_are_equal_if_they_were_built_alike(build):
@@ -140,7 +148,9 @@ class Changeable:
     factor = 1.0
 
 
-@pytest.mark.parametrize("value", [Changeable(), np.ones(2), jnp.ones(2), {1, 2}, LinearWithArray(np.ones(2))])
+@pytest.mark.parametrize(
+    "value", [Changeable(), np.ones(2), jnp.ones(2), {1, 2}, Net(extra=np.ones(2)), Net(extra=Changeable())]
+)
 def test_a_function_of_what_may_change_is_equal_to_itself_only(value):
     function = scaled(value)
     assert Static(function) == Static(function)
@@ -148,23 +158,69 @@ def test_a_function_of_what_may_change_is_equal_to_itself_only(value):
     assert Static((function, 1)) != Static((scaled(value), 1))
 
 
-def test_redefined_globals_are_noticed():
-    """As in a notebook: a cell is run again after a constant or a helper that its function uses was changed."""
-    cells = {}
-    cell = "def apply(x):\n    return [helper(x) * SCALE for _ in x]"
-    exec("SCALE = 1.0\ndef helper(x): return x", cells)
+NOTEBOOK = {
+    "a function": """
+def apply(x):
+    return [helper(x) * SCALE for _ in x]
+""",
+    "a flax module": """
+class Layer(nn.Module):
+    def __call__(self, x):
+        return helper(x)
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return Layer()(x) * SCALE
+def apply(x, net=Net()):
+    return net(x)
+""",
+    "a class": """
+class Config:
+    scale = SCALE
+    def change(x):
+        return helper(x)
+def apply(x):
+    return Config.scale * Config.change(x)
+""",
+}
+
+
+@pytest.mark.parametrize("kind", NOTEBOOK)
+def test_what_is_redefined_in_a_notebook_is_noticed(kind):
+    """Only the last lines of a cell are run again after a constant or a helper that its function uses was changed."""
+    cells = {"nn": nn, "__name__": "notebook"}
+    start = "SCALE = 1.0\ndef helper(x): return x"
+    exec(start, cells)
+    exec(NOTEBOOK[kind], cells)
+    again = "".join(NOTEBOOK[kind].partition("def apply")[1:])
+    exec(again, cells)
+    first = Static(cells["apply"])
+    exec(again, cells)
+    assert Static(cells["apply"]) == first
+    if kind == "a class":
+        cells["Config"].scale = 2.0
+    else:
+        exec("SCALE = 2.0", cells)
+    exec(again, cells)
+    assert Static(cells["apply"]) != first
+    if kind == "a class":
+        cells["Config"].scale = 1.0
+    exec("SCALE = 1.0\ndef helper(x): return -x", cells)
+    exec(again, cells)
+    assert Static(cells["apply"]) != first
+    exec(start, cells)
+    exec(again, cells)
+    assert Static(cells["apply"]) == first
+
+
+def test_a_module_of_one_s_own_may_change():
+    own = types.ModuleType("own")
+    cells = {"own": own}
+    cell = "def apply(x): return own.helper(x)"
     exec(cell, cells)
     first = Static(cells["apply"])
     exec(cell, cells)
-    assert Static(cells["apply"]) == first
-    exec("SCALE = 2.0", cells)
-    exec(cell, cells)
     assert Static(cells["apply"]) != first
-    exec("SCALE = 1.0\ndef helper(x): return -x", cells)
-    exec(cell, cells)
-    assert Static(cells["apply"]) != first
-    exec("SCALE = 1.0\ndef helper(x): return x", cells)
-    assert Static(cells["apply"]) == first
 
 
 def test_functions_that_close_over_themselves_are_keys_too():

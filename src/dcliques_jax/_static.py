@@ -2,10 +2,11 @@
 
 `jax.jit` recognises a function it has compiled by identity, but `optax.sgd(0.1)` returns new closures at every call and
 so does everything built on it. `Static` also recognises functions that were built alike: of the same code, and with
-equal plain values in all that they close over, default to or look up globally. Anything else than plain values, such as
-an array or an object that may change, leaves a function equal to itself only.
+equal plain values in all that they close over, default to or look up. Whatever may change unnoticed, such as an
+array, an object or a module of one's own, leaves a function equal to itself only: it is compiled again.
 """
 
+import dataclasses
 import functools
 import types
 from collections.abc import Iterator
@@ -16,11 +17,9 @@ import numpy as np
 
 T = TypeVar("T")
 
-# Values that cannot change, or are replaced rather than changed.
-_PLAIN = (
-    *(type(None), type(...), bool, int, float, complex, str, bytes, frozenset, np.dtype, np.generic),
-    *(type, types.ModuleType, types.BuiltinFunctionType, nn.Module),
-)
+_PLAIN = (type(None), type(...), bool, int, float, complex, str, bytes, np.dtype, np.generic, types.BuiltinFunctionType)
+# Packages whose functions, classes and modules nobody changes while a program runs.
+_INSTALLED = {"builtins", "dcliques_jax", "flax", "functools", "jax", "jaxlib", "math", "numpy", "optax", "typing"}
 
 
 class Static(Generic[T]):
@@ -37,10 +36,6 @@ class Static(Generic[T]):
         return hash(self._key)
 
 
-class _IncomparableError(Exception):
-    """A value is not plain."""
-
-
 class _Same:
     """Equal to itself only; holds on to the value, so that its id is not given to another."""
 
@@ -54,37 +49,48 @@ class _Same:
         return id(self._value)
 
 
+class _ChangeableError(Exception):
+    """A value may change unnoticed."""
+
+
 def _key(value: Any, within: tuple[int, ...]) -> Any:
-    """A hashable stand-in for a value; `within` are the ids of the functions around it, against endless recursion."""
-    inner = functools.partial(_key, within=within)
-    if isinstance(value, types.FunctionType):
-        return _function_key(value, within)
-    if isinstance(value, functools.partial):
-        return functools.partial, inner(value.func), inner(value.args), inner(value.keywords)
+    """A hashable stand-in for a value; `within` are the ids of what it was reached through, against endless loops."""
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    if id(value) in within:
+        return "around"
+    inner = functools.partial(_key, within=(*within, id(value)))
     if isinstance(value, (tuple, list)):
         return type(value), tuple(map(inner, value))
     if isinstance(value, dict):
         return dict, tuple((inner(name), inner(entry)) for name, entry in value.items())
-    try:
-        if isinstance(value, _PLAIN) and hash(value) is not None:
-            return type(value), value
-    except TypeError:  # a flax module with an array in it
-        pass
-    raise _IncomparableError
+    if isinstance(value, functools.partial):
+        return functools.partial, inner(value.func), inner(value.args), inner(value.keywords)
+    if isinstance(value, types.FunctionType):
+        try:
+            return _function_parts(value, inner)
+        except _ChangeableError:
+            return _Same(value)
+    if isinstance(value, (type, types.ModuleType)) and _installed(value):
+        return _Same(value)
+    if isinstance(value, type):
+        public = {name: entry for name, entry in vars(value).items() if name == "__call__" or not name.startswith("_")}
+        public.pop("parent", None)  # flax's own, and not for comparison
+        return _Same(value), inner(value.__bases__), inner(public)
+    if callable(value) and type(value).__module__.split(".")[0] in ("jax", "jaxlib"):  # such as jax.nn.relu
+        return _Same(value), inner(getattr(value, "__wrapped__", None))
+    if isinstance(value, nn.Module):
+        fields = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init]
+        return inner(type(value)), inner([field for field in fields if field[0] not in ("parent", "name")])
+    raise _ChangeableError
 
 
-def _function_key(function: types.FunctionType, within: tuple[int, ...]) -> Any:
-    if id(function) in within:
-        return "recursion"
-    inner = functools.partial(_key, within=(*within, id(function)))
-    names = sorted(set(_names(function.__code__)) & function.__globals__.keys())
-    try:
-        cells = tuple(inner(cell.cell_contents) for cell in function.__closure__ or ())
-        defaults = inner(function.__defaults__), inner(function.__kwdefaults__)
-        looked_up = tuple((name, inner(function.__globals__[name])) for name in names)
-    except (_IncomparableError, ValueError):  # ValueError: a cell that is still empty
-        return _Same(function)
-    return function.__code__, cells, defaults, looked_up
+def _function_parts(function: types.FunctionType, inner: Any) -> Any:
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    names = () if _installed(function) else _names(function.__code__)
+    looked_up = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    parts = tuple(map(inner, (cells, function.__defaults__, function.__kwdefaults__, looked_up)))
+    return function.__code__, parts
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -93,3 +99,8 @@ def _names(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names(constant)
+
+
+def _installed(value: Any) -> bool:
+    name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
+    return str(name).split(".")[0] in _INSTALLED
