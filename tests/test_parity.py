@@ -1,5 +1,7 @@
 """The compiled simulator equals the NumPy reference, for every algorithm on every topology with every partition."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
@@ -21,8 +23,9 @@ def reference_batches(data, seed, rounds, batch_size):
         shuffled = np.asarray(sampling.shuffle(key, epoch, data.indices, data.sizes))
         batch = []
         for node, size in enumerate(data.sizes):
-            own = -(-size * batch_size // data.sizes.max())
-            examples = shuffled[node, :size][turn * own : (turn + 1) * own]
+            share = batch_size * size / data.sizes.max()  # whole for the largest node
+            first, last = (min(math.floor(share * count + 1e-9), size) for count in (turn, turn + 1))
+            examples = shuffled[node, :size][first:last]
             batch.append((data.dataset.train_inputs[examples], data.dataset.train_labels[examples]))
         taken.append(batch)
     return taken

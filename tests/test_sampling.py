@@ -17,14 +17,17 @@ def test_every_example_is_seen_exactly_once_an_epoch(sizes, batch_size, seed):
     examples = np.full((len(sizes), sizes.max()), -1)
     for node, own in enumerate(nodes):
         examples[node, : len(own)] = own
-    batch_sizes = sampling.node_batch_sizes(sizes, batch_size)
-    assert batch_sizes.max() == batch_size
+    bounds = sampling.bounds(sizes, batch_size)
+    own = np.diff(bounds, axis=1)  # [nodes, rounds]
+    assert own.max() <= batch_size
+    assert (np.abs(own[:, :-1] - batch_size * sizes[:, None] / sizes.max()) < 1).all()  # in proportion to the size
+    assert (own[sizes >= own.shape[1]] > 0).all()  # no node that has an example for every round sits one out
     orders = []
     for epoch in range(2):
         shuffled = sampling.shuffle(jax.random.key(seed), epoch, jnp.asarray(examples), jnp.asarray(sizes))
         seen = [[] for _ in sizes]
         for turn in range(sampling.rounds_per_epoch(sizes, batch_size)):
-            found, taken = sampling.batches(shuffled, jnp.asarray(sizes), jnp.asarray(batch_sizes), turn, batch_size)
+            found, taken = sampling.batches(shuffled, jnp.asarray(bounds), turn, batch_size)
             assert found.shape == (len(sizes), batch_size)
             for node in range(len(sizes)):
                 seen[node] += np.asarray(found)[node][np.asarray(taken)[node]].tolist()
@@ -43,7 +46,7 @@ def test_rounds_per_epoch_and_short_last_batches(size, batch_size, expected):
     sizes = np.array([size, size])
     examples = jnp.tile(jnp.arange(size)[None], (2, 1))
     counts = [
-        sampling.batches(examples, jnp.asarray(sizes), jnp.full(2, batch_size), turn, batch_size)[1].sum(axis=1)
+        sampling.batches(examples, jnp.asarray(sampling.bounds(sizes, batch_size)), turn, batch_size)[1].sum(axis=1)
         for turn in range(sampling.rounds_per_epoch(sizes, batch_size))
     ]
     assert np.array(counts)[:, 0].tolist() == expected

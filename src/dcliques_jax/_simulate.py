@@ -42,7 +42,7 @@ class Data(NamedTuple):
     labels: jax.Array  # [train]
     examples: jax.Array  # [nodes, most] the training examples of each node
     sizes: jax.Array  # [nodes]
-    batch_sizes: jax.Array  # [nodes]
+    bounds: jax.Array  # [nodes, rounds per epoch + 1] where the batches of each node begin and end
     key: jax.Array
 
 
@@ -179,7 +179,7 @@ def _run(
             lambda: sampling.shuffle(data.key, epoch, data.examples, data.sizes),
             lambda: state.shuffled,
         )
-        examples, taken = sampling.batches(shuffled, data.sizes, data.batch_sizes, turn, batch_size)
+        examples, taken = sampling.batches(shuffled, data.bounds, turn, batch_size)
         losses, gradients = jax.vmap(jax.value_and_grad(loss))(state.params, examples, taken)
         params, algorithm_state = step(state.params, gradients, state.algorithm)
         state = SimulationState(params, algorithm_state, shuffled, state.round + 1)
@@ -273,7 +273,7 @@ def _on_device(data: PartitionedDataset, batch_size: int, key: jax.Array) -> Dat
         labels=jnp.asarray(data.dataset.train_labels),
         examples=jnp.asarray(data.indices),
         sizes=jnp.asarray(data.sizes, jnp.int32),
-        batch_sizes=jnp.asarray(sampling.node_batch_sizes(data.sizes, batch_size), jnp.int32),
+        bounds=jnp.asarray(sampling.bounds(data.sizes, batch_size), jnp.int32),
         key=key,
     )
 

@@ -69,7 +69,7 @@ def _key(value: Any, within: tuple[int, ...]) -> Any:
     if isinstance(value, types.FunctionType):
         try:
             return _function_parts(value, inner)
-        except _ChangeableError:
+        except (_ChangeableError, ValueError):  # ValueError: it closes over a name that has no value yet
             return _Same(value)
     if isinstance(value, (type, types.ModuleType)) and _installed(value):
         return _Same(value)

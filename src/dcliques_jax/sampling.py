@@ -3,7 +3,8 @@
 Nodes sample without replacement inside an epoch: each goes through its examples in an order that is drawn anew for
 every epoch, `batch_size` at a time, and keeps a short last batch. Where nodes differ in size, `batch_size` is that of
 the largest and the others take proportionally smaller batches. So an epoch lasts equally many rounds for all, every
-node counts the same in every round (eq. 1) and every example is seen exactly once.
+example is seen exactly once, and every node counts the same in every round (eq. 1). Only a node with fewer examples
+than an epoch has rounds sits some of them out, with a gradient of zero.
 """
 
 import jax
@@ -20,33 +21,31 @@ def rounds_per_epoch(sizes: np.ndarray, batch_size: int) -> int:
     return -(-int(sizes.max()) // batch_size)
 
 
-def node_batch_sizes(sizes: np.ndarray, batch_size: int) -> np.ndarray:
-    """Examples that each node takes in a round, `[nodes]`: in proportion to its size, at least one.
+def bounds(sizes: np.ndarray, batch_size: int) -> np.ndarray:
+    """Where the batches of each node begin and end in its list of examples, `[nodes, rounds per epoch + 1]`.
 
-    >>> node_batch_sizes(np.array([500, 250, 2]), 128)
-    array([128,  64,   1])
+    >>> bounds(np.array([500, 250, 2]), 128)
+    array([[  0, 128, 256, 384, 500],
+           [  0,  64, 128, 192, 250],
+           [  0,   0,   1,   1,   2]])
     """
-    return -(-sizes * batch_size // sizes.max())
+    places = np.arange(rounds_per_epoch(sizes, batch_size) + 1) * batch_size  # of the largest node
+    return np.minimum(places * sizes[:, None] // sizes.max(), sizes[:, None])
 
 
 def shuffle(key: jax.Array, epoch: jax.Array, examples: jax.Array, sizes: jax.Array) -> jax.Array:
     """The examples `[nodes, most]` of every node in the order of an epoch; what is padding stays behind them."""
-    draws = jax.random.uniform(jax.random.fold_in(key, epoch), examples.shape)
+    draws = jax.random.uniform(jax.random.fold_in(key, epoch), examples.shape, jnp.float32)
     padding = jnp.arange(examples.shape[1])[None] >= sizes[:, None]
     order = jnp.argsort(jnp.where(padding, jnp.inf, draws), axis=1)
     return jnp.take_along_axis(examples, order, axis=1)
 
 
-def batches(
-    shuffled: jax.Array, sizes: jax.Array, batch_sizes: jax.Array, turn: jax.Array, batch_size: int
-) -> tuple[jax.Array, jax.Array]:
+def batches(shuffled: jax.Array, bounds: jax.Array, turn: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
     """The mini-batches of all nodes in round `turn` of an epoch.
 
     Returns examples `[nodes, batch_size]`, and which of them belong to the batch and do not only fill up the array.
     """
-    start = turn * batch_sizes
-    stop = jnp.minimum(start + batch_sizes, sizes)
-    places = start[:, None] + jnp.arange(batch_size)[None]
-    taken = places < stop[:, None]
-    examples = jnp.take_along_axis(shuffled, jnp.where(taken, places, 0), axis=1)
-    return examples, taken
+    places = bounds[:, turn, None] + jnp.arange(batch_size)[None]
+    taken = places < bounds[:, turn + 1, None]
+    return jnp.take_along_axis(shuffled, jnp.where(taken, places, 0), axis=1), taken
