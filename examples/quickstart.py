@@ -26,9 +26,10 @@ def main() -> None:
         dc.topologies.d_cliques(data.label_distribution, clique_size=10, inter="fully_connected", seed=1),
         dc.topologies.fully_connected(arguments.nodes),
     ]
+    num_parameters = dc.models.num_parameters(dc.models.logistic_regression(), data.dataset.train_inputs[:1])
     print(f"{data}\n")
     for topology in compared:
-        print(topology.report(data.label_distribution, num_parameters=7850), end="\n\n")
+        print(topology.report(data.label_distribution, num_parameters=num_parameters), end="\n\n")
 
     results = {}
     print(f"Logistic regression, {arguments.epochs} epochs; test accuracy over nodes")

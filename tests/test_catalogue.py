@@ -113,7 +113,8 @@ def test_model(name):
     build, shape, size = catalogue.MODELS[name]
     model = models.as_model(build(num_classes=10))
     params = model.init(jax.random.key(0), jnp.zeros((1, *shape)))
-    assert models.num_parameters(params) == size
+    assert models.num_parameters(build(num_classes=10), jnp.zeros((1, *shape))) == size
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == size
     logits = model.apply(params, jax.random.normal(jax.random.key(1), (3, *shape)))
     assert logits.shape == (3, 10)
     assert bool(jnp.isfinite(logits).all())

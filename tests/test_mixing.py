@@ -105,6 +105,14 @@ def test_gossip_keeps_equal_models_equal_to_the_last_bit():
     np.testing.assert_array_equal(mixed, x)
 
 
+@pytest.mark.parametrize("name", ["Neighbours", "Dense", "Groups"])
+def test_the_mean_hardly_drifts_over_many_mixings(name):
+    weights = FORMS[name]
+    x = jax.random.normal(jax.random.key(0), (weights.num_nodes, 50)) + 1
+    mixed = jax.lax.fori_loop(0, 2000, lambda _, y: mixing.mix(weights, y), x)
+    np.testing.assert_allclose(mixed.mean(axis=0), x.mean(axis=0), atol=2e-6)
+
+
 def test_gossip_converges_at_the_rate_of_the_second_eigenvalue():
     weights = mixing.metropolis_hastings(topologies.grid(5, 5))
     dense = weights.to_dense()

@@ -56,7 +56,7 @@ def test_the_readme_has_one_command_for_each_job():
 
 def test_the_readme_s_python_runs():
     code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
-    code = code.replace("dc.simulate(topology, data)", "dc.simulate(topology, data, epochs=1)")
+    code = code.replace("model=model)", "model=model, epochs=1)")
     assert "495 edges" in python(f"import matplotlib; matplotlib.use('Agg')\n{code}")
 
 

@@ -69,6 +69,12 @@ def test_one_class_is_balanced(mnist):
         assert classes_per_node(data)[1] == num_nodes
 
 
+def test_one_class_rounds_only_where_that_leaves_enough():
+    data = datasets.synthetic(num_train=398, num_classes=2)  # 199 a class
+    assert (partitions.one_class(data, 4).sizes == 95).all()  # 190 of 199
+    assert (partitions.one_class(data, 390).sizes == 1).all()  # 195 of 199
+
+
 def test_one_class_takes_another_size_and_refuses_what_cannot_be():
     assert (partitions.one_class(DATA, 20, examples_per_class=60).sizes == 30).all()
     with pytest.raises(ValueError, match="num_nodes=25 must be a multiple of the 10 classes, such as 20"):
@@ -132,7 +138,11 @@ def test_dirichlet_deals_every_example_and_tops_up(alpha, num_nodes, min_size, s
         (lambda: partitions.from_indices(DATA, [[1], [1000]]), "indices range from 1 to 1000"),
         (lambda: partitions.from_indices(DATA, [[0.5]]), "indices must be integers, not float64"),
         (lambda: partitions.from_indices(DATA, [np.ones(1000, bool)]), "indices must be integers, not bool"),
-        (lambda: partitions.one_class(DATA, 2000), "100 examples, too few for 200 nodes a class.*num_nodes=1000"),
+        (
+            lambda: partitions.one_class(DATA, 2000),
+            "has 100 training examples, too few for its 200 nodes",
+        ),
+        (lambda: partitions.iid(partitions.iid(DATA, 2), 2), "is no Dataset: build one"),
         (lambda: partitions.iid(DATA, 2.5), r"num_nodes=2\.5 must be an integer"),
         (lambda: partitions.iid(DATA, 10, seed=-1), "seed=-1 must be an integer"),
         (lambda: partitions.iid(DATA, 10, seed=2**32), "seed=4294967296 must be an integer"),

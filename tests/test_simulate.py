@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import reference
-from dcliques_jax import algorithms, datasets, models, partitions, simulate, topologies
+from dcliques_jax import algorithms, datasets, mixing, models, partitions, simulate, topologies
 
 DATA = datasets.synthetic(num_train=400, num_test=50, num_classes=4, input_shape=(5,), seed=1)
 SHARDS = partitions.shards(DATA, 20, seed=1)
@@ -327,6 +327,10 @@ def test_a_healthy_run_warns_of_nothing():
         ({"algorithm": algorithms.dsgd(weights=np.ones((20, 20)))}, "row 0 of the weights sums to 20"),
         ({"algorithm": algorithms.dsgd(weights=np.eye(19))}, "weights are for 19 nodes"),
         ({"algorithm": algorithms.dsgd(gradient_weights=np.eye(19))}, "gradient_weights are for 19 nodes"),
+        (
+            {"algorithm": algorithms.dsgd(gradient_weights=mixing.Dense(5 * np.eye(20)))},
+            "weights sums to 5",
+        ),
         ({"algorithm": algorithms.dsgd(clique_averaging=True)}, "neither cliques nor gradient edges"),
         ({"model": "lenet"}, "model='lenet' is not a model"),
         ({"init": {"Dense_0": {"kernel": np.full((5, 4), np.nan), "bias": np.zeros(4)}}}, "init holds NaN"),

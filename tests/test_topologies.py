@@ -159,6 +159,20 @@ def test_diverse_random_covers_every_class(degree):
         assert sorted([labels[node], *labels[list(near[node])]]) == list(range(10))
 
 
+def test_diverse_random_tries_again():
+    for seed in range(20):
+        topology = topologies.diverse_random(P, seed=seed)
+        assert (topology.degrees == 10).all()
+        assert (topologies.diverse_random(np.eye(2)[np.arange(20) % 2], 2, seed=seed).degrees == 2).all()
+    with pytest.raises(ValueError, match="no such graph with degree=1 was found for 20 nodes"):
+        topologies.diverse_random(np.eye(2)[np.arange(20) % 2], 1)
+
+
+def test_dense_random_graphs_come_out():
+    for degree in (49, 90, 99):
+        assert (topologies.random_regular(100, degree).degrees == degree).all()
+
+
 @pytest.mark.parametrize("per_clique", [0, 1, 5])
 def test_edge_removal(per_clique):
     whole = d_cliques(100, "fully_connected")

@@ -47,7 +47,8 @@ def dsgd(
     With `optax.sgd(lr, momentum=m)` it is the paper's momentum: v <- m v + g, theta <- theta - lr v.
 
     Args:
-      optimizer: any optax transformation; every node runs its own.
+      optimizer: any optax transformation; every node runs its own. One that draws random numbers draws the same at
+        every node, since all start from the same state.
       clique_averaging: whether gradients are averaged over the topology's gradient edges, that is over cliques (or over
         the diverse neighbours of `topologies.diverse_random`). By default: where the topology has cliques.
       weights: gossip matrix W, as `mixing.Weights` or any symmetric, doubly stochastic matrix over the topology's
@@ -70,6 +71,7 @@ def dsgd(
             mixing.check_gossip(gossip, topology)
         if gradient_weights is not None:
             averaging = _as_weights(gradient_weights)
+            mixing.check_rows(averaging.to_sparse())
         elif clique_averaging or (clique_averaging is None and topology.clique_ids is not None):
             averaging = mixing.clique_average(topology)
         else:

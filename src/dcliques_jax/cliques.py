@@ -150,6 +150,8 @@ def single_classes(p: np.ndarray, caller: str) -> np.ndarray:
 
 def check_label_distribution(label_distribution: npt.ArrayLike) -> np.ndarray:
     """The distributions p_i(y) as float64 [nodes, classes], or an error that says what is wrong with them."""
+    if hasattr(label_distribution, "label_distribution"):
+        raise ValueError(f"{label_distribution!r} is no label distribution: pass its .label_distribution")
     p = np.asarray(label_distribution, np.float64)
     if p.ndim != 2 or 0 in p.shape:
         raise ValueError(f"label_distribution must have shape [nodes, classes], not {p.shape}")

@@ -60,7 +60,7 @@ class Dataset:
     name: str = "arrays"
 
     def __post_init__(self) -> None:
-        num_classes = _checks.integer("num_classes", self.num_classes, 1)
+        num_classes = _checks.integer("num_classes", self.num_classes, 1, 2**31 - 1)
         if (self.validation_inputs is None) != (self.validation_labels is None):
             raise ValueError("validation_inputs and validation_labels go together: give both or neither")
         for split in ("train", "test") if self.validation_inputs is None else ("train", "test", "validation"):
@@ -125,8 +125,10 @@ def _check_split(split: str, inputs: np.ndarray, labels: np.ndarray, num_classes
     bounds = np.finfo(np.float32) if inputs.dtype.kind == "f" else np.iinfo(np.int32)
     lowest, highest = inputs.min(), inputs.max()  # NaN if there is one, and then no comparison holds
     if not (lowest >= bounds.min and highest <= bounds.max):
+        wrong = ~((inputs >= bounds.min) & (inputs <= bounds.max)).reshape(len(inputs), -1).all(axis=1)
         raise ValueError(
-            f"{split}_inputs hold NaN, infinite or too large values: they range from {lowest} to {highest}"
+            f"{split}_inputs hold NaN, infinite or too large values, first in example {wrong.argmax()}: clean or "
+            "rescale them first"
         )
 
 
@@ -135,7 +137,7 @@ def synthetic(
     num_train: int = 1000,
     num_test: int = 200,
     num_classes: int = 10,
-    input_shape: Sequence[int] = (16,),
+    input_shape: int | Sequence[int] = (16,),
     noise: float = 1.0,
     seed: int = 0,
 ) -> Dataset:
@@ -147,6 +149,7 @@ def synthetic(
     num_train = _checks.integer("num_train", num_train, 1)
     num_test = _checks.integer("num_test", num_test, 1)
     num_classes = _checks.integer("num_classes", num_classes, 1)
+    input_shape = tuple(_checks.integer("input_shape", size, 1) for size in np.atleast_1d(input_shape))
     rng = _checks.generator(seed)
     centres = rng.standard_normal((num_classes, *input_shape), dtype=np.float32)
 

@@ -83,12 +83,13 @@ def as_model(model: Any) -> Model:
     )
 
 
-def num_parameters(params: Params) -> int:
-    """Number of parameters of one node's model.
+def num_parameters(model: Any, example_inputs: Any) -> int:
+    """Number of parameters that a model has for inputs like `example_inputs` `[batch, ...]`.
 
-    >>> num_parameters(as_model(gn_lenet()).init(jax.random.key(0), jnp.zeros((1, 32, 32, 3))))
+    >>> num_parameters(gn_lenet(), jnp.zeros((1, 32, 32, 3)))
     85354
     """
+    params = jax.eval_shape(as_model(model).init, jax.random.key(0), example_inputs)
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 

@@ -62,7 +62,7 @@ def from_indices(dataset: Dataset, indices: Sequence[npt.ArrayLike]) -> Partitio
     held = np.concatenate(rows)
     if held.dtype.kind not in "iu":
         raise ValueError(f"indices must be integers, not {held.dtype}")
-    num_train = len(dataset.train_labels)
+    num_train = len(_checked(dataset).train_labels)
     if held.min() < 0 or held.max() >= num_train:
         raise ValueError(f"indices range from {held.min()} to {held.max()}, but there are {num_train} examples")
     padded = np.full((len(rows), sizes.max()), -1, np.int32)
@@ -79,7 +79,7 @@ def iid(dataset: Dataset, num_nodes: int, *, seed: int = 0) -> PartitionedDatase
     >>> iid(datasets.synthetic(num_train=1000), 100)
     PartitionedDataset('synthetic', num_nodes=100, 10 examples a node)
     """
-    num_train = len(dataset.train_labels)
+    num_train = len(_checked(dataset).train_labels)
     num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train, "an example for every node")
     return from_indices(dataset, np.array_split(_checks.generator(seed).permutation(num_train), num_nodes))
 
@@ -98,7 +98,7 @@ def shards(
     >>> int((data.label_distribution > 0).sum(axis=1).max())
     2
     """
-    num_train = len(dataset.train_labels)
+    num_train = len(_checked(dataset).train_labels)
     shards_per_node = _checks.integer("shards_per_node", shards_per_node, 1, num_train)
     num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train // shards_per_node, "an example for every shard")
     num_shards = num_nodes * shards_per_node
@@ -127,7 +127,7 @@ def one_class(
     >>> data, int((data.label_distribution > 0).sum(axis=1).max())
     (PartitionedDataset('synthetic', num_nodes=20, 50 examples a node), 1)
     """
-    num_classes = dataset.num_classes
+    num_classes = _checked(dataset).num_classes
     num_nodes = _checks.integer("num_nodes", num_nodes, 1)
     if num_nodes % num_classes:
         raise ValueError(
@@ -135,15 +135,18 @@ def one_class(
             f"such as {max(1, round(num_nodes / num_classes)) * num_classes}"
         )
     nodes_per_class = num_nodes // num_classes
-    smallest = int(np.bincount(dataset.train_labels, minlength=num_classes).min())
+    counts = np.bincount(dataset.train_labels, minlength=num_classes)
+    smallest = int(counts.min())
     if smallest < nodes_per_class:
         raise ValueError(
-            f"the smallest class has {smallest} examples, too few for {nodes_per_class} nodes a class: "
-            f"use at most num_nodes={smallest * num_classes}"
+            f"the smallest class, {counts.argmin()}, has {smallest} training examples, too few for its "
+            f"{nodes_per_class} nodes"
         )
     if examples_per_class is None:
         unit = 10 ** max(0, len(str(smallest)) - 2)
-        examples_per_class = smallest // unit * unit // nodes_per_class * nodes_per_class
+        rounded = smallest // unit * unit
+        usable = rounded if rounded >= nodes_per_class else smallest
+        examples_per_class = usable // nodes_per_class * nodes_per_class
     examples_per_class = _checks.integer("examples_per_class", examples_per_class, 0)
     if not nodes_per_class <= examples_per_class <= smallest or examples_per_class % nodes_per_class:
         raise ValueError(
@@ -172,7 +175,7 @@ def dirichlet(
     """
     if not 0 < alpha <= 1e6:
         raise ValueError(f"alpha={alpha} must be positive and at most 1e6, which is as good as IID")
-    num_train = len(dataset.train_labels)
+    num_train = len(_checked(dataset).train_labels)
     min_size = _checks.integer("min_size", min_size, 1, num_train)
     num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train // min_size, "min_size examples for every node")
     rng = _checks.generator(seed)
@@ -190,6 +193,12 @@ def dirichlet(
             sizes[rich] -= 1
             sizes[poor] += 1
     return from_indices(dataset, [np.flatnonzero(owner == node) for node in range(num_nodes)])
+
+
+def _checked(dataset: Dataset) -> Dataset:
+    if not isinstance(dataset, Dataset):
+        raise ValueError(f"dataset={dataset!r} is no Dataset: build one with dcliques_jax.datasets")
+    return dataset
 
 
 def _sorted_by_class(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -121,16 +121,14 @@ def random_regular(num_nodes: int, degree: int, *, seed: int = 0) -> Topology:
     >>> random_regular(100, 10).degrees.min()
     np.int64(10)
     """
-    import networkx as nx
-
     num_nodes = _checks.integer("num_nodes", num_nodes, 1)
     degree = _checks.integer("degree", degree, 0, num_nodes - 1, "the number of other nodes")
     _check_even(num_nodes, degree)
     rng = _checks.generator(seed)
     for _ in range(1000):  # only graphs of degree 2 or less are disconnected at all often
-        graph = nx.random_regular_graph(degree, num_nodes, seed=int(rng.integers(2**32)))
-        if nx.is_connected(graph):
-            return from_networkx(graph, name=f"random {degree}-regular")
+        edges = _random_regular_edges(num_nodes, degree, rng)
+        if _parts(num_nodes, edges)[0] == 1:
+            return _topology(num_nodes, edges, f"random {degree}-regular")
     raise ValueError(f"no connected graph of degree {degree} on {num_nodes} nodes was found: choose a higher degree")
 
 
@@ -155,15 +153,18 @@ def diverse_random(label_distribution: npt.ArrayLike, degree: int = 10, *, seed:
     _check_even(num_nodes, degree)
     rng = _checks.generator(seed)
     of_class = [np.flatnonzero(classes == label) for label in labels]
-    matchings = [
-        np.stack([of_class[a], rng.permutation(of_class[b])], axis=1)
-        for a in range(len(labels))
-        for b in range(a + 1, len(labels))
-    ]
-    diverse = np.concatenate([np.empty((0, 2), np.int64), *matchings])
-    further = _random_edges_besides(num_nodes, degree - fewest, diverse, rng)
-    edges = np.concatenate([diverse, further])
-    return _topology(num_nodes, edges, f"diverse random {degree}-regular", gradient_edges=diverse)
+    for _ in range(100):  # a small or dense graph may not come out at the first try
+        matchings = [
+            np.stack([of_class[a], rng.permutation(of_class[b])], axis=1)
+            for a in range(len(labels))
+            for b in range(a + 1, len(labels))
+        ]
+        diverse = np.concatenate([np.empty((0, 2), np.int64), *matchings])
+        further = _random_edges_besides(num_nodes, degree - fewest, diverse, rng)
+        edges = np.concatenate([diverse, further])
+        if len(further) == num_nodes * (degree - fewest) // 2 and _parts(num_nodes, edges)[0] == 1:
+            return _topology(num_nodes, edges, f"diverse random {degree}-regular", gradient_edges=diverse)
+    raise ValueError(f"no such graph with degree={degree} was found for {num_nodes} nodes: choose another degree")
 
 
 def d_cliques(
@@ -229,12 +230,20 @@ def remove_intra_clique_edges(topology: Topology, per_clique: int, *, seed: int 
     return from_edges(topology.num_nodes, topology.edges[kept], clique_ids=ids, name=name)
 
 
-def _random_edges_besides(num_nodes: int, degree: int, taken: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Edges of a random graph of this degree without the edges in `taken`: those are crossed with random others."""
+def _random_regular_edges(num_nodes: int, degree: int, rng: np.random.Generator) -> np.ndarray:
     import networkx as nx
 
-    graph = nx.random_regular_graph(degree, num_nodes, seed=int(rng.integers(2**32)))
-    edges = list(graph.edges)
+    sparse = min(degree, num_nodes - 1 - degree)  # a dense graph is what a sparse one leaves out
+    graph = nx.random_regular_graph(sparse, num_nodes, seed=int(rng.integers(2**32)))
+    return np.array((graph if sparse == degree else nx.complement(graph)).edges, np.int64).reshape(-1, 2)
+
+
+def _random_edges_besides(num_nodes: int, degree: int, taken: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Edges of a random graph of this degree without those in `taken`, which are crossed with random others.
+
+    Edges that cannot be crossed are left out.
+    """
+    edges: list[tuple[int, int]] = [(i, j) for i, j in _random_regular_edges(num_nodes, degree, rng).tolist()]
     forbidden = {frozenset(edge) for edge in taken.tolist()}
     used = forbidden | {frozenset(edge) for edge in edges}
     for row in [row for row, edge in enumerate(edges) if frozenset(edge) in forbidden]:
@@ -245,9 +254,15 @@ def _random_edges_besides(num_nodes: int, degree: int, taken: np.ndarray, rng: n
                 used |= crossed
                 edges[row], edges[other] = (a, c), (b, d)
                 break
-        else:
-            raise ValueError(f"no {degree} further edges for each of {num_nodes} nodes were found: lower the degree")
-    return np.array(edges, np.int64).reshape(-1, 2)
+    kept = [edge for edge in edges if frozenset(edge) not in forbidden]
+    return np.array(kept, np.int64).reshape(-1, 2)
+
+
+def _parts(num_nodes: int, edges: np.ndarray) -> tuple[int, np.ndarray]:
+    """Number of connected parts of a graph, and the part of each node."""
+    graph = scipy.sparse.coo_array((np.ones(len(edges)), tuple(edges.T)), shape=(num_nodes, num_nodes))
+    parts: tuple[int, np.ndarray] = scipy.sparse.csgraph.connected_components(graph, directed=False)
+    return parts
 
 
 def check_edges(num_nodes: int, edges: npt.ArrayLike) -> np.ndarray:
@@ -280,11 +295,11 @@ def _topology(
     if gradient_edges is not None:
         gradient_edges = _in_order(num_nodes, gradient_edges)
     topology = Topology(num_nodes, _in_order(num_nodes, edges), clique_ids, gradient_edges, name)
-    parts, part = scipy.sparse.csgraph.connected_components(topology.adjacency(), directed=False)
+    parts, part = _parts(num_nodes, topology.edges)
     if parts > 1:
         raise ValueError(
-            f"the {name} of {num_nodes} nodes is disconnected: it falls into {parts} parts (node 0 cannot reach node "
-            f"{np.argmax(part != part[0])}); add edges that join them"
+            f"the {name} of {num_nodes} nodes is disconnected: it falls into {parts} parts, and node 0 cannot reach "
+            f"node {np.argmax(part != part[0])}; it needs more edges"
         )
     return topology
 
