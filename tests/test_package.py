@@ -62,7 +62,7 @@ def test_the_readme_s_python_runs():
 
 def test_the_contributing_guide_s_python_runs():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
-    prelude = "import jax.numpy as jnp, optax, dcliques_jax as dc\ndata = dc.datasets.synthetic()"
+    prelude = "import jax.numpy as jnp, optax, dcliques_jax as dc\ndata = dc.datasets.synthetic(input_shape=(4, 4, 1))"
     assert len(blocks) == 3
     python("\n".join([prelude, *blocks, "print(result)"]))
 

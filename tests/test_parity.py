@@ -4,11 +4,12 @@ import math
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import catalogue
 import reference
-from dcliques_jax import mixing, models, sampling, simulate
+from dcliques_jax import algorithms, mixing, models, sampling, simulate, topologies
 
 ROUNDS, BATCH = 7, 6  # of 20 examples a node: an epoch is 6, 6, 6, 2, and seven rounds reach into a second one
 
@@ -104,16 +105,20 @@ def test_unbiased_gradients_on_a_diverse_random_graph():
     np.testing.assert_allclose(g @ catalogue.ONE_CLASS, 1 / catalogue.CLASSES)  # every class counts the same
     np.testing.assert_allclose(g, reference.neighbourhood_average(topology.num_nodes, topology.gradient_edges))
     assert len(topology.gradient_edges) < len(topology.edges)
+    data = catalogue.PARTITIONS["one_class"](catalogue.dataset(), catalogue.NODES)
+    algorithm = algorithms.dsgd(optax.sgd(0.1), clique_averaging=True)
+    arguments = {"rounds": ROUNDS, "batch_size": BATCH, "init": {"Dense_0": start(np.float64)}, "progress": False}
+    result = simulate(topology, data, algorithm=algorithm, **arguments)
+    stacked = {name: np.tile(value, (catalogue.NODES, *[1] * value.ndim)) for name, value in start(np.float64).items()}
+    w = reference.metropolis_hastings(topology.num_nodes, topology.edges)
+    params, _ = reference.dsgd(stacked, reference_batches(data, 0, ROUNDS, BATCH), w, g, 0.1)
+    np.testing.assert_allclose(result.params["Dense_0"]["kernel"], params["kernel"], atol=1e-10)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "clip", "lookup"])
 @pytest.mark.usefixtures("x64")
 def test_any_optimiser_runs_for_each_node_by_itself(optimizer):
     """A stacked optax optimiser equals one optimiser for each node in a loop."""
-    import optax
-
-    from dcliques_jax import algorithms, topologies
-
     transformation = {
         "adam": optax.adam(0.1),
         "clip": optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1)),

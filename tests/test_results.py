@@ -63,6 +63,7 @@ def test_save_writes_everything_without_pickle(result, tmp_path):
         np.testing.assert_array_equal(saved["params/Dense_0/kernel"], result.params["Dense_0"]["kernel"])
         np.testing.assert_array_equal(saved["topology/edges"], result.topology.edges)
         np.testing.assert_array_equal(saved["topology/clique_ids"], result.topology.clique_ids)
+        np.testing.assert_array_equal(saved["topology/gradient_edges"], result.topology.gradient_edges)
         settings = json.loads(str(saved["settings"]))
     assert settings["topology"] == "D-Cliques (fully connected)"
     assert settings["rounds"] == 12

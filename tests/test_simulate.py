@@ -165,6 +165,22 @@ def test_an_algorithm_may_look_at_the_initial_parameters():
     np.testing.assert_array_equal(result.history.accuracy, run().history.accuracy)
 
 
+def test_the_program_reuses_the_state_s_memory(monkeypatch):
+    import dcliques_jax._simulate as module
+
+    seen = []
+
+    def watched(program, state, data, *, num_rounds):
+        after = original(program, state, data, num_rounds=num_rounds)
+        seen.append(all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params)))
+        return after
+
+    original = module._run
+    monkeypatch.setattr(module, "_run", watched)
+    run()
+    assert seen == [True, True]
+
+
 def test_the_caller_s_arrays_survive():
     """The program takes over the buffers it is given; those of the caller must not be among them."""
     start = {"Dense_0": {"kernel": jnp.ones((5, 4)), "bias": jnp.ones(4)}}

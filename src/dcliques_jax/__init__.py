@@ -9,6 +9,7 @@ from dcliques_jax import (
     models,
     partitions,
     plotting,
+    reports,
     topologies,
 )
 from dcliques_jax._simulate import simulate
@@ -33,6 +34,7 @@ __all__ = [
     "models",
     "partitions",
     "plotting",
+    "reports",
     "simulate",
     "topologies",
 ]

@@ -78,9 +78,9 @@ class Result:
         arrays = {f"history/{name}": value for name, value in vars(self.history).items()}
         for place, leaf in jax.tree_util.tree_leaves_with_path(self.params):
             arrays[f"params/{jax.tree_util.keystr(place, simple=True, separator='/')}"] = np.asarray(leaf)
-        arrays["topology/edges"] = self.topology.edges
-        if self.topology.clique_ids is not None:
-            arrays["topology/clique_ids"] = self.topology.clique_ids
+        for name in ("edges", "clique_ids", "gradient_edges"):
+            if (array := getattr(self.topology, name)) is not None:
+                arrays[f"topology/{name}"] = array
         arrays["settings"] = np.array(json.dumps({"topology": self.topology.name, **self.settings}))
         target = pathlib.Path(path)
         unfinished = target.with_name(f".{target.name}.{os.getpid()}")
