@@ -35,6 +35,24 @@ class Program(NamedTuple):
     rounds_per_epoch: int
 
 
+class Plan(NamedTuple):
+    """How long to run, in which batches, and what to evaluate when."""
+
+    batch_size: int
+    rounds_per_epoch: int
+    evaluated: list[int]  # the rounds after which models are evaluated: 0, .., the last
+    nodes: np.ndarray  # the nodes that are evaluated
+    examples: np.ndarray  # the test examples on which they are
+
+    def settings(self) -> dict[str, Any]:
+        """What a `Result` keeps of it, besides its history."""
+        return {
+            "rounds": self.evaluated[-1],
+            "rounds_per_epoch": self.rounds_per_epoch,
+            "batch_size": self.batch_size,
+        }
+
+
 class Data(NamedTuple):
     """What stays the same in all rounds, on the device."""
 
@@ -97,7 +115,8 @@ def simulate(
         nodes differ in size it is that of the largest; the others take proportionally less.
       init: `"shared"` (all nodes start from one random model), `"averaged"` (all start from the mean of as many random
         models as there are nodes), `"independent"` (each starts from its own), or one node's parameters as a pytree.
-      eval_every: epochs between evaluations, or rounds if `rounds` is given. The end is always evaluated.
+      eval_every: epochs between evaluations, or rounds if `rounds` is given. The end is always evaluated; if the
+        interval before it is shorter, it is compiled separately.
       eval_nodes: evaluate that many nodes only, drawn once by the seed.
       eval_examples: evaluate on that many test examples only, drawn once by the seed.
       on_nonfinite: what to do when a loss or a parameter is infinite or NaN: `"raise"` an error or `"warn"` once.
@@ -112,33 +131,30 @@ def simulate(
     """
     dataset = _partitioned(topology, dataset, seed)
     _checks.choice("on_nonfinite", on_nonfinite, ("raise", "warn"))
-    batch_size = _checked_batch_size(batch_size, dataset.sizes)
-    per_epoch = sampling.rounds_per_epoch(dataset.sizes, batch_size)
-    evaluated = _evaluated_rounds(epochs, rounds, eval_every, per_epoch)
-    nodes = _subset("eval_nodes", eval_nodes, topology.num_nodes, _checks.generator(seed, 1))
-    examples = _subset("eval_examples", eval_examples, len(dataset.dataset.test_labels), _checks.generator(seed, 2))
-
+    plan = _plan(dataset, epochs, rounds, batch_size, eval_every, eval_nodes, eval_examples, seed)
     model = models.as_model(models.logistic_regression(dataset.dataset.num_classes) if model is None else model)
     algorithm = algorithms.dsgd() if algorithm is None else algorithm
     _check_fit(topology, dataset, model, algorithm, init)
-    program = Static(Program(model.apply, algorithm.step, batch_size, per_epoch))
+
+    program = Static(Program(model.apply, algorithm.step, plan.batch_size, plan.rounds_per_epoch))
     init_key, sampling_key = jax.random.split(jax.random.key(seed, impl="threefry2x32"))
     params = _initial_params(init, model, dataset, init_key)
-    test = _test_chunks(dataset.dataset, examples, model, params, len(nodes))
-    data = _on_device(dataset, batch_size, sampling_key)
+    test = _test_chunks(dataset.dataset, plan, model, params)
+    data = _on_device(dataset, plan, sampling_key)
     state = SimulationState(params, algorithm.init(topology, params), data.examples, jnp.zeros((), jnp.int32))
     # The program takes over the buffers of the state: none may be the caller's, and none may occur twice.
     state = jax.tree.map(jnp.array, state)
 
+    some_nodes = None if eval_nodes is None else plan.nodes  # None spares the copy that picking all would be
     losses = counts = np.zeros((0, topology.num_nodes))  # [rounds since the last evaluation, nodes]
     evaluations, train_losses, warned = [], [], False
-    with tqdm(total=evaluated[-1], unit="round", desc=topology.name, disable=None if progress else True) as bar:
-        for start, stop in itertools.pairwise([0, *evaluated]):
+    with tqdm(total=plan.evaluated[-1], unit="round", desc=topology.name, disable=None if progress else True) as bar:
+        for start, stop in itertools.pairwise([0, *plan.evaluated]):
             if stop > start:
                 state, (losses, counts) = _run(program, state, data, num_rounds=stop - start)
-            evaluation = _evaluate(program, state.params, None if eval_nodes is None else nodes, test)
+            evaluation = _evaluate(program, state.params, some_nodes, test)
             evaluation, losses, counts = jax.device_get((evaluation, losses, counts))
-            trouble = _nonfinite(stop, losses, evaluation, nodes)
+            trouble = _nonfinite(stop, losses, evaluation, plan.nodes)
             if trouble and on_nonfinite == "raise":
                 raise FloatingPointError(f"{trouble}. Lower the learning rate, or pass on_nonfinite='warn' to go on.")
             if trouble and not warned:
@@ -148,17 +164,12 @@ def simulate(
             train_losses.append(_mean_over_examples(losses, counts))
             bar.set_postfix(accuracy=f"{evaluation.accuracy.mean():.4f}", refresh=False)
             bar.update(stop - start)
-
-    history = _history(evaluated, per_epoch, evaluations, train_losses, nodes, examples)
-    settings = {
+    settings = plan.settings() | {
         "dataset": dataset.dataset.name,
-        "rounds": evaluated[-1],
-        "rounds_per_epoch": per_epoch,
-        "batch_size": batch_size,
         "init": init if isinstance(init, str) else "given",
         "seed": int(seed),
     }
-    return Result(topology, history, state.params, state, settings)
+    return Result(topology, _history(plan, evaluations, train_losses), state.params, state, settings)
 
 
 @functools.partial(jax.jit, static_argnames=("program", "num_rounds"), donate_argnames="state")
@@ -267,20 +278,18 @@ def _shapes(tree: Params) -> dict[str, str]:
     return {jax.tree_util.keystr(place): described(leaf) for place, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _on_device(data: PartitionedDataset, batch_size: int, key: jax.Array) -> Data:
+def _on_device(data: PartitionedDataset, plan: Plan, key: jax.Array) -> Data:
     return Data(
         inputs=jnp.asarray(data.dataset.train_inputs),
         labels=jnp.asarray(data.dataset.train_labels),
         examples=jnp.asarray(data.indices),
         sizes=jnp.asarray(data.sizes, jnp.int32),
-        bounds=jnp.asarray(sampling.bounds(data.sizes, batch_size), jnp.int32),
+        bounds=jnp.asarray(sampling.bounds(data.sizes, plan.batch_size), jnp.int32),
         key=key,
     )
 
 
-def _test_chunks(
-    dataset: Dataset, examples: np.ndarray, model: models.Model, params: Params, num_nodes: int
-) -> tuple[jax.Array, jax.Array]:
+def _test_chunks(dataset: Dataset, plan: Plan, model: models.Model, params: Params) -> tuple[jax.Array, jax.Array]:
     """The test examples as inputs `[chunks, chunk, ...]` and labels `[chunks, chunk]`, -1 where filled up.
 
     Chunks are so small that the largest intermediate result of the model, for all nodes, stays within bounds.
@@ -288,7 +297,8 @@ def _test_chunks(
     one_node = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], params))
     jaxpr = jax.make_jaxpr(model.apply)(one_node, jnp.asarray(dataset.test_inputs[:1]))
     largest = max((variable.aval.size for equation in jaxpr.eqns for variable in equation.outvars), default=1)
-    chunk = int(np.clip(_EVALUATION_BYTES // (4 * largest * num_nodes), 1, len(examples)))
+    examples = plan.examples
+    chunk = int(np.clip(_EVALUATION_BYTES // (4 * largest * len(plan.nodes)), 1, len(examples)))
     chunks = -(-len(examples) // chunk)
     padded = np.resize(examples, chunks * chunk)
     labels = np.where(np.arange(len(padded)) < len(examples), dataset.test_labels[padded], -1)
@@ -296,24 +306,17 @@ def _test_chunks(
     return jnp.asarray(inputs), jnp.asarray(labels.reshape(chunks, chunk))
 
 
-def _history(
-    evaluated: list[int],
-    per_epoch: int,
-    evaluations: list[Evaluation],
-    train_losses: list[np.ndarray],
-    nodes: np.ndarray,
-    examples: np.ndarray,
-) -> History:
+def _history(plan: Plan, evaluations: list[Evaluation], train_losses: list[np.ndarray]) -> History:
     accuracy, loss, consensus_distance, _ = map(np.stack, zip(*evaluations, strict=True))
     return History(
-        round=np.array(evaluated),
-        epoch=np.array(evaluated) / per_epoch,
+        round=np.array(plan.evaluated),
+        epoch=np.array(plan.evaluated) / plan.rounds_per_epoch,
         accuracy=accuracy,
         loss=loss,
         train_loss=np.stack(train_losses),
         consensus_distance=consensus_distance,
-        eval_nodes=nodes,
-        eval_examples=examples,
+        eval_nodes=plan.nodes,
+        eval_examples=plan.examples,
     )
 
 
@@ -341,11 +344,26 @@ def _mean_over_examples(losses: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.divide((losses * counts).sum(axis=0), seen, out=np.full(len(seen), np.nan), where=seen > 0)
 
 
-def _checked_batch_size(batch_size: int | None, sizes: np.ndarray) -> int:
-    largest = int(sizes.max())
+def _plan(
+    data: PartitionedDataset,
+    epochs: int | None,
+    rounds: int | None,
+    batch_size: int | None,
+    eval_every: int,
+    eval_nodes: int | None,
+    eval_examples: int | None,
+    seed: int,
+) -> Plan:
+    largest = int(data.sizes.max())
     if batch_size is None:
-        return int(np.ceil(_BATCH_SHARE * largest))
-    return _checks.integer("batch_size", batch_size, 1, largest, "the examples of the largest node")
+        batch_size = int(np.ceil(_BATCH_SHARE * largest))
+    batch_size = _checks.integer("batch_size", batch_size, 1, largest, "the examples of the largest node")
+    per_epoch = sampling.rounds_per_epoch(data.sizes, batch_size)
+    evaluated = _evaluated_rounds(epochs, rounds, eval_every, per_epoch)
+    nodes = _subset("eval_nodes", eval_nodes, data.num_nodes, _checks.generator(seed, 1))
+    num_test = len(data.dataset.test_labels)
+    examples = _subset("eval_examples", eval_examples, num_test, _checks.generator(seed, 2))
+    return Plan(batch_size, per_epoch, evaluated, nodes, examples)
 
 
 def _evaluated_rounds(epochs: int | None, rounds: int | None, eval_every: int, per_epoch: int) -> list[int]:
