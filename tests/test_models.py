@@ -64,6 +64,18 @@ def test_own_flax_module_and_own_pair_of_functions_give_the_same_run():
     assert pair.history.accuracy[-1].mean() > 0.6
 
 
+def test_methods_and_callable_objects_are_functions_too():
+    class Apply:
+        def __call__(self, params, inputs):
+            return inputs @ params["params"]["kernel"]
+
+    net = nn.Dense(10, use_bias=False)
+    data, topology = datasets.synthetic(num_train=100), topologies.ring(5)
+    one = simulate(topology, data, model=(net.init, net.apply), epochs=1, progress=False)
+    two = simulate(topology, data, model=(net.init, Apply()), epochs=1, progress=False)
+    np.testing.assert_allclose(one.history.loss, two.history.loss, rtol=1e-5)
+
+
 def test_models_with_state_are_refused():
     class Normed(nn.Module):
         @nn.compact

@@ -131,6 +131,7 @@ def scaled(factor, extra=None):
         lambda factor: scaled(models.logistic_regression(factor)),
         lambda factor: models.as_model(Net(factor)).apply,
         lambda factor: models.as_model(Net(3, extra=scaled(factor))).init,
+        lambda factor: (Net(factor).init, Net(factor).apply),
     ],
 )
 def test_functions_are_equal_if_they_were_built_alike(build):
@@ -156,6 +157,7 @@ def test_a_function_of_what_may_change_is_equal_to_itself_only(value):
     assert Static(function) == Static(function)
     assert Static(function) != Static(scaled(value))
     assert Static((function, 1)) != Static((scaled(value), 1))
+    assert Static((value, 1)) == Static((value, 1))
 
 
 NOTEBOOK = {

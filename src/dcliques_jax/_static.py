@@ -27,7 +27,8 @@ class Static(Generic[T]):
 
     def __init__(self, value: T) -> None:
         self.value = value
-        self._key = _key(value, ())
+        parts = value if isinstance(value, tuple) else (value,)
+        self._key = tuple(map(_key_or_same, parts))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Static) and self._key == other._key
@@ -53,6 +54,13 @@ class _ChangeableError(Exception):
     """A value may change unnoticed."""
 
 
+def _key_or_same(value: Any) -> Any:
+    try:
+        return _key(value, ())
+    except _ChangeableError:
+        return _Same(value)
+
+
 def _key(value: Any, within: tuple[int, ...]) -> Any:
     """A hashable stand-in for a value; `within` are the ids of what it was reached through, against endless loops."""
     if isinstance(value, _PLAIN):
@@ -64,6 +72,8 @@ def _key(value: Any, within: tuple[int, ...]) -> Any:
         return type(value), tuple(map(inner, value))
     if isinstance(value, dict):
         return dict, tuple((inner(name), inner(entry)) for name, entry in value.items())
+    if isinstance(value, types.MethodType):
+        return types.MethodType, inner(value.__func__), inner(value.__self__)
     if isinstance(value, functools.partial):
         return functools.partial, inner(value.func), inner(value.args), inner(value.keywords)
     if isinstance(value, types.FunctionType):

@@ -25,7 +25,7 @@ def _fully_connected_inter(members: Members, rng: np.random.Generator) -> np.nda
     return _link(members, pairs, _no_load(members), rng)
 
 
-def _small_world_inter(members: Members, rng: np.random.Generator, neighbourhood: int = 2) -> np.ndarray:
+def _small_world_inter(members: Members, rng: np.random.Generator) -> np.ndarray:
     """Cliques on a ring, with fingers at exponentially growing distances in both directions (Algorithm 4).
 
     The largest offset is 2^(ceil(log2 k) - 1) for k cliques. The printed algorithm has one octave more, which
@@ -33,7 +33,7 @@ def _small_world_inter(members: Members, rng: np.random.Generator, neighbourhood
     """
     k = len(members)
     octaves = 2 ** np.arange(int(k - 1).bit_length())  # 1, 2, 4 .. ; bit_length(k - 1) = ceil(log2 k)
-    offsets = (octaves[:, None] + np.arange(neighbourhood)).ravel()
+    offsets = (octaves[:, None] + np.arange(2)).ravel()  # two cliques at each distance, the paper's ns
     offsets = np.concatenate([offsets, -offsets])
     start = np.repeat(np.arange(k), len(offsets))
     pairs = np.stack([start, (start + np.tile(offsets, k)) % k], axis=1)
