@@ -78,6 +78,13 @@ def test_the_quick_start_saves_its_picture(tmp_path):
         assert line in done.stdout
 
 
+def test_the_benchmark_of_rounds_runs_and_both_sides_agree():
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks/rounds.py", "--quick"], capture_output=True, text=True, check=True
+    )
+    assert re.search(r"\| quick \| [\d.-]+ \| [\d.-]+ \| [\d.-]+ \|", done.stdout)
+
+
 def test_progress_shows_accuracy_and_speed_in_a_terminal_only():
     code = "from dcliques_jax import *\nsimulate(topologies.ring(10), datasets.synthetic(), epochs=2, progress={})"
 
