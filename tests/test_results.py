@@ -87,3 +87,4 @@ def test_save_leaves_nothing_half_written(result, tmp_path, monkeypatch):
 
 def test_it_prints_what_happened(result):
     assert repr(result).startswith("Result('D-Cliques (fully connected)', num_nodes=10, rounds=12, accuracy=0.")
+    assert repr(result.history) == "History(evaluations=4, rounds=12, nodes=4, examples=200)"

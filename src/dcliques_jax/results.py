@@ -25,6 +25,13 @@ class History:
     eval_nodes: np.ndarray  # the nodes that were evaluated; all, unless simulate(eval_nodes=...) said otherwise
     eval_examples: np.ndarray  # the test examples they were evaluated on; all, likewise
 
+    def __repr__(self) -> str:
+        evaluations, nodes = self.accuracy.shape
+        return (
+            f"History(evaluations={evaluations}, rounds={self.round[-1]}, nodes={nodes}, "
+            f"examples={len(self.eval_examples)})"
+        )
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Result:
