@@ -148,6 +148,15 @@ def test_a_second_run_of_the_same_shapes_compiles_nothing():
     assert (second.history.accuracy != other.history.accuracy).any()
 
 
+def test_evaluation_is_compiled_once_for_all_algorithms():
+    import dcliques_jax._simulate as module
+
+    run()
+    compiled = module._evaluate._cache_size()
+    run(algorithm=algorithms.dsgd(optax.adam(0.01)), batch_size=7)
+    assert module._evaluate._cache_size() == compiled
+
+
 def test_another_learning_rate_is_another_program():
     """Programs are recognised by what functions close over: a changed number must not find the old program."""
     slow, fast = (run(algorithm=algorithms.dsgd(optax.sgd(rate))).params for rate in (0.001, 0.5))

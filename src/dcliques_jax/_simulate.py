@@ -152,7 +152,7 @@ def simulate(
         for start, stop in itertools.pairwise([0, *plan.evaluated]):
             if stop > start:
                 state, (losses, counts) = _run(program, state, data, num_rounds=stop - start)
-            evaluation = _evaluate(program, state.params, some_nodes, test)
+            evaluation = _evaluate(Static(model.apply), state.params, some_nodes, test)
             evaluation, losses, counts = jax.device_get((evaluation, losses, counts))
             trouble = _nonfinite(stop, losses, evaluation, plan.nodes)
             if trouble and on_nonfinite == "raise":
@@ -199,12 +199,12 @@ def _run(
     return jax.lax.scan(one_round, state, None, length=num_rounds)
 
 
-@functools.partial(jax.jit, static_argnames="program")
+@functools.partial(jax.jit, static_argnames="apply")
 def _evaluate(
-    program: Static[Program], params: Params, nodes: jax.Array | None, test: tuple[jax.Array, jax.Array]
+    apply: Static[Any], params: Params, nodes: jax.Array | None, test: tuple[jax.Array, jax.Array]
 ) -> Evaluation:
     chosen = params if nodes is None else jax.tree.map(lambda leaf: leaf[nodes], params)
-    accuracy, loss = metrics.evaluate(program.value.apply, chosen, *test)
+    accuracy, loss = metrics.evaluate(apply.value, chosen, *test)
     return Evaluation(accuracy, loss, metrics.consensus_distance(params), metrics.finite_nodes(params))
 
 
@@ -263,13 +263,13 @@ def _check_fit(
     elif _shapes(init) != _shapes(params):
         raise ValueError(f"init has leaves {_shapes(init)}, but one node's parameters are {_shapes(params)}")
     elif not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(init)):
-        raise ValueError("init holds NaN or infinite values")
+        raise ValueError("init holds NaN or infinite values: pass finite parameters")
     with contextlib.suppress(jax.errors.JAXTypeError):  # an algorithm that looks at values shows its errors later
         jax.eval_shape(lambda params: algorithm.init(topology, _stacked(params, data.num_nodes)), params)
 
 
 def _shapes(tree: Params) -> dict[str, str]:
-    """Kind of number and shape of every leaf; kinds are what NumPy calls f (floating), i (integer) and so on."""
+    """Type and shape of every leaf by its place in the tree; all floating-point types count as the same."""
 
     def described(leaf: Any) -> str:
         array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
