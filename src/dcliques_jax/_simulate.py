@@ -12,6 +12,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from dcliques_jax import _checks, algorithms, metrics, models, partitions, sampling
+from dcliques_jax._chunks import largest_result, over_nodes
 from dcliques_jax._static import Static
 from dcliques_jax.algorithms import Algorithm
 from dcliques_jax.datasets import Dataset
@@ -23,7 +24,8 @@ Params = Any
 
 _INITS = ("shared", "averaged", "independent")
 _BATCH_SHARE = 128 / 500  # of a node's examples: the paper's batch size for MNIST on 100 nodes, and 13 on 1000
-_EVALUATION_BYTES = 2**28  # most memory for the largest intermediate result of an evaluation
+_EVALUATION_BYTES = 2**24  # most memory for the largest intermediate result of evaluating one node
+_EVALUATED_AT_ONCE = 1000  # most examples at a time
 
 
 class Program(NamedTuple):
@@ -56,7 +58,8 @@ class Plan(NamedTuple):
 class Data(NamedTuple):
     """What stays the same in all rounds, on the device."""
 
-    inputs: jax.Array  # [train, ...]
+    inputs: jax.Array  # [train, ...] as bytes where the data set knows them
+    byte_scale: tuple[float, float] | None  # (scale, shift) of the bytes
     labels: jax.Array  # [train]
     examples: jax.Array  # [nodes, most] the training examples of each node
     sizes: jax.Array  # [nodes]
@@ -179,9 +182,12 @@ def _run(
     """Runs rounds; returns the state, and losses and batch sizes `[rounds, nodes]`."""
     apply, step, batch_size, per_epoch = program.value
 
-    def loss(params: Params, examples: jax.Array, taken: jax.Array) -> jax.Array:
-        losses = metrics.cross_entropy(apply(params, data.inputs[examples]), data.labels[examples])
+    def loss(params: Params, inputs: jax.Array, labels: jax.Array, taken: jax.Array) -> jax.Array:
+        losses = metrics.cross_entropy(apply(params, inputs), labels)
         return jnp.sum(jnp.where(taken, losses, 0)) / jnp.maximum(taken.sum(), 1)
+
+    def loss_and_gradient(params: Params, examples: jax.Array, taken: jax.Array) -> tuple[jax.Array, Params]:
+        return jax.value_and_grad(loss)(params, *_taken(data, examples), taken)
 
     def one_round(state: SimulationState, _: None) -> tuple[SimulationState, tuple[jax.Array, jax.Array]]:
         epoch, turn = jnp.divmod(state.round, per_epoch)
@@ -191,7 +197,7 @@ def _run(
             lambda: state.shuffled,
         )
         examples, taken = sampling.batches(shuffled, data.bounds, turn, batch_size)
-        losses, gradients = jax.vmap(jax.value_and_grad(loss))(state.params, examples, taken)
+        losses, gradients = over_nodes(loss_and_gradient)(state.params, examples, taken)
         params, algorithm_state = step(state.params, gradients, state.algorithm)
         state = SimulationState(params, algorithm_state, shuffled, state.round + 1)
         return state, (losses, taken.sum(axis=1))
@@ -199,12 +205,21 @@ def _run(
     return jax.lax.scan(one_round, state, None, length=num_rounds)
 
 
+def _taken(data: Data, examples: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Inputs and labels of some training examples, as the model sees them."""
+    inputs, labels = (array.at[examples].get(mode="promise_in_bounds") for array in (data.inputs, data.labels))
+    if data.byte_scale is not None:
+        scale, shift = (jnp.asarray(value, jnp.float32) for value in data.byte_scale)
+        inputs = inputs.astype(jnp.float32) * scale + shift
+    return inputs, labels
+
+
 @functools.partial(jax.jit, static_argnames="apply")
 def _evaluate(
     apply: Static[Any], params: Params, nodes: jax.Array | None, test: tuple[jax.Array, jax.Array]
 ) -> Evaluation:
     chosen = params if nodes is None else jax.tree.map(lambda leaf: leaf[nodes], params)
-    accuracy, loss = metrics.evaluate(apply.value, chosen, *test)
+    accuracy, loss = over_nodes(lambda node: metrics.evaluate(apply.value, node, *test))(chosen)
     return Evaluation(accuracy, loss, metrics.consensus_distance(params), metrics.finite_nodes(params))
 
 
@@ -280,7 +295,8 @@ def _shapes(tree: Params) -> dict[str, str]:
 
 def _on_device(data: PartitionedDataset, plan: Plan, key: jax.Array) -> Data:
     return Data(
-        inputs=jnp.asarray(data.dataset.train_inputs),
+        inputs=jnp.asarray(data.dataset.train_inputs if data.dataset.byte_scale is None else data.dataset.train_bytes),
+        byte_scale=data.dataset.byte_scale,
         labels=jnp.asarray(data.dataset.train_labels),
         examples=jnp.asarray(data.indices),
         sizes=jnp.asarray(data.sizes, jnp.int32),
@@ -292,14 +308,13 @@ def _on_device(data: PartitionedDataset, plan: Plan, key: jax.Array) -> Data:
 def _test_chunks(dataset: Dataset, plan: Plan, model: models.Model, params: Params) -> tuple[jax.Array, jax.Array]:
     """The test examples as inputs `[chunks, chunk, ...]` and labels `[chunks, chunk]`, -1 where filled up.
 
-    Chunks are so small that the largest intermediate result of the model, for all nodes, stays within bounds.
+    Chunks are so small that the largest intermediate result of one node's model stays within bounds.
     """
-    one_node = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], params))
-    jaxpr = jax.make_jaxpr(model.apply)(one_node, jnp.asarray(dataset.test_inputs[:1]))
-    largest = max((variable.aval.size for equation in jaxpr.eqns for variable in equation.outvars), default=1)
+    one_node = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
+    largest = largest_result(model.apply, one_node, dataset.test_inputs[:1])
     examples = plan.examples
-    chunk = int(np.clip(_EVALUATION_BYTES // (4 * largest * len(plan.nodes)), 1, len(examples)))
-    chunks = -(-len(examples) // chunk)
+    chunks = -(-len(examples) // int(np.clip(_EVALUATION_BYTES // largest, 1, _EVALUATED_AT_ONCE)))
+    chunk = -(-len(examples) // chunks)
     padded = np.resize(examples, chunks * chunk)
     labels = np.where(np.arange(len(padded)) < len(examples), dataset.test_labels[padded], -1)
     inputs = dataset.test_inputs[padded].reshape(chunks, chunk, *dataset.test_inputs.shape[1:])

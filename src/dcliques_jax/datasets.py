@@ -22,6 +22,8 @@ from dcliques_jax import _checks
 # The validation and test splits belong to the data set, not to a run: their seed never changes.
 _SPLIT_SEED = 20220829
 
+_MNIST_MEAN, _MNIST_DEVIATION = 0.1307, 0.3081
+_MNIST_BYTE_SCALE = (1 / 255 / _MNIST_DEVIATION, -_MNIST_MEAN / _MNIST_DEVIATION)
 _MNIST_MD5 = {
     "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
     "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
@@ -58,6 +60,7 @@ class Dataset:
     validation_inputs: np.ndarray | None = None  # [validation, ...]
     validation_labels: np.ndarray | None = None  # [validation]
     name: str = "arrays"
+    byte_scale: tuple[float, float] | None = None  # (scale, shift) if inputs are scale * byte + shift
 
     def __post_init__(self) -> None:
         num_classes = _checks.integer("num_classes", self.num_classes, 1, 2**31 - 1)
@@ -69,6 +72,21 @@ class Dataset:
             if inputs.shape[1:] != (like := self.train_inputs.shape[1:]):
                 raise ValueError(f"{split}_inputs have shape {inputs.shape[1:]} an example, train_inputs {like}")
             object.__setattr__(self, f"{split}_labels", labels.astype(np.int32))
+
+    @functools.cached_property
+    def train_bytes(self) -> np.ndarray | None:
+        """The training inputs as bytes, which take a quarter of the memory, or None if they do not come from bytes."""
+        if self.byte_scale is None:
+            return None
+        scale, shift = self.byte_scale
+        found = np.empty(self.train_inputs.shape, np.uint8)
+        for part in np.array_split(np.arange(len(found)), -(-len(found) // 1000)):  # to hold few floats at a time
+            exact = (self.train_inputs[part] - shift) / scale
+            found[part] = rounded = np.clip(np.rint(exact), 0, 255)
+            if np.abs(exact - rounded).max() > 0.01:
+                wrong = part[np.abs(exact - rounded).reshape(len(part), -1).max(axis=1).argmax()]
+                raise ValueError(f"byte_scale={self.byte_scale} does not lead from bytes to training example {wrong}")
+        return found
 
     def __repr__(self) -> str:
         return (
@@ -87,10 +105,12 @@ def from_arrays(
     validation_labels: npt.ArrayLike | None = None,
     num_classes: int | None = None,
     name: str = "arrays",
+    byte_scale: tuple[float, float] | None = None,
 ) -> Dataset:
     """Makes a `Dataset` of anyone's arrays: inputs `[examples, ...]` and integer labels `[examples]`.
 
-    Inputs are taken as they are, without scaling. `num_classes` defaults to the largest label plus one.
+    Inputs are taken as they are, without scaling. `num_classes` defaults to the largest label plus one. Where inputs
+    are `scale * byte + shift`, as those of images mostly are, `byte_scale=(scale, shift)` lets the device hold bytes.
 
     >>> import numpy as np
     >>> from_arrays(np.eye(4), [0, 1, 2, 2], np.eye(4), [0, 1, 2, 2])
@@ -103,7 +123,7 @@ def from_arrays(
         all_labels = [array for array in (arrays[1], arrays[3], optional[1]) if array is not None]
         usable = [labels for labels in all_labels if labels.size and labels.dtype.kind in "iu"]  # the rest is refused
         num_classes = 1 + max((int(labels.max()) for labels in usable), default=0)
-    return Dataset(arrays[0], arrays[1], arrays[2], arrays[3], num_classes, optional[0], optional[1], name)
+    return Dataset(*arrays, num_classes, *optional, name, byte_scale)
 
 
 def _check_split(split: str, inputs: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
@@ -168,7 +188,8 @@ def mnist_5k() -> Dataset:
     pixels, labels = _mnist_5k_pixels()
     test, train = _stratified_split(labels, np.full(10, 100))
     inputs = _normalise_mnist(pixels)
-    return from_arrays(inputs[train], labels[train], inputs[test], labels[test], name="mnist_5k")
+    splits = (inputs[train], labels[train], inputs[test], labels[test])
+    return from_arrays(*splits, name="mnist_5k", byte_scale=_MNIST_BYTE_SCALE)
 
 
 def mnist(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
@@ -190,6 +211,7 @@ def mnist(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
         validation_inputs=inputs[validation],
         validation_labels=train_labels[validation],
         name="mnist",
+        byte_scale=_MNIST_BYTE_SCALE,
     )
 
 
@@ -205,7 +227,8 @@ def cifar10(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     # The last file is the test batch. A row is 3 planes of 32 x 32; flax wants channels last.
     inputs = [np.moveaxis(rows.reshape(-1, 3, 32, 32), 1, -1) / np.float32(255) for rows, _ in batches]
     labels = [labels for _, labels in batches]
-    return from_arrays(np.concatenate(inputs[:-1]), np.concatenate(labels[:-1]), inputs[-1], labels[-1], name="cifar10")
+    splits = (np.concatenate(inputs[:-1]), np.concatenate(labels[:-1]), inputs[-1], labels[-1])
+    return from_arrays(*splits, name="cifar10", byte_scale=(1 / 255, 0.0))
 
 
 @functools.cache
@@ -220,7 +243,7 @@ def _mnist_5k_pixels() -> tuple[np.ndarray, np.ndarray]:
 
 def _normalise_mnist(pixels: np.ndarray) -> np.ndarray:
     scaled = pixels[..., None] / np.float32(255)
-    return (scaled - np.float32(0.1307)) / np.float32(0.3081)
+    return (scaled - np.float32(_MNIST_MEAN)) / np.float32(_MNIST_DEVIATION)
 
 
 def _stratified_split(labels: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ their values. Weights are built and kept in float64 and rounded to the type of w
 
 import abc
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ import numpy.typing as npt
 import scipy.sparse
 
 from dcliques_jax import _checks
+from dcliques_jax._apart import apart
 from dcliques_jax.topologies import Topology, check_edges
 
 # Above this many neighbours a row is multiplied as part of a dense matrix: unrolling more compiles slowly.
@@ -74,12 +76,7 @@ class Neighbours(Weights):
 
     def apply(self, x: jax.Array) -> jax.Array:
         """Computes x_i + sum_j w_ij (x_j - x_i): equal models stay equal to the last bit."""
-        mixed = x
-        # Unrolled, XLA fuses the gathers into one pass; a single gather of all neighbours would be written out.
-        for k in range(np.shape(self.values)[1]):
-            weight = jnp.asarray(self.values, x.dtype)[:, k].reshape(-1, *[1] * (x.ndim - 1))
-            mixed = mixed + weight * (x[jnp.asarray(self.neighbours)[:, k]] - x)
-        return mixed
+        return _gossip(jnp.asarray(self.neighbours), jnp.asarray(self.values, x.dtype), _flat(x)).reshape(x.shape)
 
     def to_sparse(self) -> scipy.sparse.csr_array:
         """The matrix with its diagonal."""
@@ -106,10 +103,8 @@ class Groups(Weights):
 
     def apply(self, x: jax.Array) -> jax.Array:
         """Averages every group once and hands the average to its members."""
-        shares = jnp.asarray(self.shares, x.dtype)
-        gathered = x[jnp.asarray(self.members)]
-        means = jnp.einsum("gm,gm...->g...", shares, gathered, precision="highest")
-        return means[jnp.asarray(self.group)]
+        means = _group_means(jnp.asarray(self.members), jnp.asarray(self.shares, x.dtype), _flat(x))
+        return _rows(means, jnp.asarray(self.group)).reshape(x.shape)
 
     def to_sparse(self) -> scipy.sparse.csr_array:
         """The matrix of groups as diagonal blocks, up to the order of nodes."""
@@ -139,6 +134,34 @@ class Dense(Weights):
     def to_sparse(self) -> scipy.sparse.csr_array:
         """The matrix."""
         return scipy.sparse.csr_array(np.asarray(self.matrix, np.float64))
+
+
+@apart
+def _gossip(neighbours: jax.Array, values: jax.Array, x: jax.Array) -> jax.Array:
+    mixed = x
+    # Unrolled, XLA fuses the gathers into one pass; a single gather of all neighbours would be written out.
+    for k in range(values.shape[1]):
+        mixed = mixed + values[:, k, None] * (_rows(x, neighbours[:, k]) - x)
+    return mixed
+
+
+@apart
+def _group_means(members: jax.Array, shares: jax.Array, x: jax.Array) -> jax.Array:
+    if members.shape[1] > _MOST_UNROLLED:
+        return jnp.einsum("gm,gmp->gp", shares, _rows(x, members), precision="highest")
+    return sum(
+        (shares[:, k, None] * _rows(x, members[:, k]) for k in range(members.shape[1])),
+        start=jnp.zeros((len(members), x.shape[1]), x.dtype),
+    )
+
+
+def _flat(x: jax.Array) -> jax.Array:
+    """One row a node: loops over short last axes, such as that of ten classes, would not be vectorised."""
+    return x.reshape(len(x), math.prod(x.shape[1:]))
+
+
+def _rows(x: jax.Array, nodes: jax.Array) -> jax.Array:
+    return x.at[nodes].get(mode="promise_in_bounds")
 
 
 def mix(weights: Weights, tree: Any) -> Any:

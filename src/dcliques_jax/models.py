@@ -10,6 +10,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from dcliques_jax import layers
+
 Params = Any
 
 
@@ -63,7 +65,7 @@ class GNLeNet(nn.Module):
             )
 
         def normalise(x: jax.Array) -> jax.Array:
-            return nn.GroupNorm(num_groups=2, epsilon=1e-5)(x)
+            return layers.GroupNorm(num_groups=2, epsilon=1e-5)(x)
 
         x = nn.relu(normalise(_pool(_conv(32, inputs))))
         x = nn.relu(_pool(normalise(_conv(32, x))))
@@ -122,13 +124,13 @@ def _uniform(fan_in: int) -> Callable[..., jax.Array]:
 
 def _dense(features: int, x: jax.Array) -> jax.Array:
     start = _uniform(x.shape[-1])
-    return nn.Dense(features, kernel_init=start, bias_init=start)(x)
+    return layers.Dense(features, kernel_init=start, bias_init=start)(x)
 
 
 def _conv(features: int, x: jax.Array) -> jax.Array:
     start = _uniform(5 * 5 * x.shape[-1])
-    return nn.Conv(features, (5, 5), padding=2, kernel_init=start, bias_init=start)(x)
+    return layers.Conv(features, (5, 5), padding=2, kernel_init=start, bias_init=start)(x)
 
 
 def _pool(x: jax.Array) -> jax.Array:
-    return nn.max_pool(x, (3, 3), strides=(2, 2))
+    return layers.max_pool(x, (3, 3), strides=(2, 2))

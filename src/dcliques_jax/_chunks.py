@@ -1,0 +1,61 @@
+"""Functions of one node, run for all.
+
+`jax.vmap` over all nodes at once writes every intermediate result of every node to memory. Lifted a chunk of nodes at a
+time they stay in the cache of a CPU, which is up to twice as fast, and in bounds on other devices.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend
+import numpy as np
+from jax import lax
+
+# Bytes that the largest intermediate result of a chunk may take.
+_CPU_BYTES = 2**22  # measured: within 10 % of the best for 100 nodes of 128 and 1000 of 13 MNIST images in a batch
+_DEVICE_BYTES = 2**30
+
+
+def over_nodes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Lifts a function of one node's arrays to arrays with the nodes on their first axis."""
+
+    def lifted(*stacked: Any) -> Any:
+        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), stacked)
+        largest = largest_result(function, *one)
+
+        def in_chunks(most: int) -> Callable[..., Any]:
+            return lambda *args: _map(function, args, max(1, most // largest))
+
+        return lax.platform_dependent(*stacked, cpu=in_chunks(_CPU_BYTES), default=in_chunks(_DEVICE_BYTES))
+
+    return lifted
+
+
+def largest_result(function: Callable[..., Any], *args: Any) -> int:
+    """Bytes of the largest array that a function computes on its way; at least 1."""
+    return max(1, _largest(jax.make_jaxpr(function)(*args).jaxpr))
+
+
+def _largest(jaxpr: Any) -> int:
+    sizes = [0]
+    for equation in jaxpr.eqns:
+        sizes += [variable.aval.size * variable.aval.dtype.itemsize for variable in equation.outvars]
+        inner = jax.tree.leaves(equation.params, is_leaf=_is_jaxpr)
+        sizes += [_largest(getattr(part, "jaxpr", part)) for part in inner if _is_jaxpr(part)]
+    return max(sizes)
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return isinstance(value, (jax.extend.core.Jaxpr, jax.extend.core.ClosedJaxpr))
+
+
+def _map(function: Callable[..., Any], stacked: tuple[Any, ...], most: int) -> Any:
+    """Runs at most that many nodes at a time, in chunks as equal as they divide."""
+    num_nodes = len(jax.tree.leaves(stacked)[0])
+    chunk = int(np.ceil(num_nodes / np.ceil(num_nodes / most)))
+    if chunk == 1:
+        return lax.map(lambda args: function(*args), stacked)
+    if chunk == num_nodes:
+        return jax.vmap(function)(*stacked)
+    return lax.map(lambda args: function(*args), stacked, batch_size=chunk)
