@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import sys
 import warnings
 from typing import Any, Literal, NamedTuple
 
@@ -148,10 +149,13 @@ def simulate(
     # The program takes over the buffers of the state: none may be the caller's, and none may occur twice.
     state = jax.tree.map(jnp.array, state)
 
+    memory = _memory(program, state, data, plan)
     some_nodes = None if eval_nodes is None else plan.nodes  # None spares the copy that picking all would be
     losses = counts = np.zeros((0, topology.num_nodes))  # [rounds since the last evaluation, nodes]
     evaluations, train_losses, warned = [], [], False
     with tqdm(total=plan.evaluated[-1], unit="round", desc=topology.name, disable=None if progress else True) as bar:
+        if not bar.disable:
+            bar.write(f"{topology.name}: a round takes {memory / 1e6:,.0f} MB of memory", file=sys.stderr)
         for start, stop in itertools.pairwise([0, *plan.evaluated]):
             if stop > start:
                 state, (losses, counts) = _run(program, state, data, num_rounds=stop - start)
@@ -171,6 +175,7 @@ def simulate(
         "dataset": dataset.dataset.name,
         "init": init if isinstance(init, str) else "given",
         "seed": int(seed),
+        "memory_bytes": memory,
     }
     return Result(topology, _history(plan, evaluations, train_losses), state.params, state, settings)
 
@@ -203,6 +208,16 @@ def _run(
         return state, (losses, taken.sum(axis=1))
 
     return jax.lax.scan(one_round, state, None, length=num_rounds)
+
+
+def _memory(program: Static[Program], state: SimulationState, data: Data, plan: Plan) -> int:
+    """Bytes of device memory that a round takes at its peak, data and all; 0 if there is no round to run."""
+    intervals = np.diff(plan.evaluated)
+    if len(intervals) == 0:
+        return 0
+    needs = _run.lower(program, state, data, num_rounds=int(intervals[0])).compile().memory_analysis()
+    held = needs.argument_size_in_bytes + needs.output_size_in_bytes - needs.alias_size_in_bytes
+    return held + needs.temp_size_in_bytes
 
 
 def _taken(data: Data, examples: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -23,6 +23,8 @@ Pads = tuple[tuple[int, int], tuple[int, int]]
 
 # Floats in a row of patches from which on gathering rows is faster than concatenating slices.
 _GATHERED_RUN = 64
+# Products with few units are a quarter faster with their number rounded up to full vectors, from this batch size on.
+_LANES, _PADDED_BATCH = 8, 32
 
 
 def dot_general(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, precision: Any = None, **kwargs: Any) -> Any:
@@ -131,7 +133,10 @@ def max_pool(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(precision: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """x [batch, features] times kernel [features, units]."""
-    return jnp.matmul(x, kernel, precision=precision)
+    units = kernel.shape[1]
+    if len(x) >= _PADDED_BATCH:
+        kernel = jnp.pad(kernel, ((0, 0), (0, -units % _LANES)))
+    return jnp.matmul(x, kernel, precision=precision)[:, :units]
 
 
 def _product_forward(precision: Any, x: jax.Array, kernel: jax.Array) -> Any:
@@ -220,9 +225,9 @@ def _pool_forward(window: tuple[int, int], strides: tuple[int, int], x: jax.Arra
 
 def _pool_backward(window: tuple[int, int], strides: tuple[int, int], saved: Any, gradient: jax.Array) -> Any:
     x, y = saved
-    winner = jnp.full(y.shape, -1, jnp.int32)  # the first place in a window that holds its maximum
+    winner = jnp.full(y.shape, -1, jnp.int16)  # the first place in a window that holds its maximum
     for tap, values in reversed(list(enumerate(_taps(window, strides, x)))):
-        winner = jnp.where(values == y, tap, winner)
+        winner = jnp.where(values == y, jnp.int16(tap), winner)
     # Inputs are taken apart by their place within a stride. All that share one are covered by the same taps of windows
     # a fixed number of steps before them, so that their gradients are sums of slices.
     batch, *size, channels = x.shape
