@@ -7,16 +7,13 @@ folded into a product of small matrices, which then runs several times slower.
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-def apart(function: Callable[P, R]) -> Callable[P, R]:
+def apart(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function of arrays, computed from finished arguments into finished results.
 
     On CPUs it stays a call, since `jax.lax.optimization_barrier` is removed there before fusion (jax 0.10).
@@ -24,14 +21,15 @@ def apart(function: Callable[P, R]) -> Callable[P, R]:
     compiled = jax.jit(function)
 
     def call(*args: Any) -> Any:
-        with set_xla_metadata(inlineable="false"):
+        with set_xla_metadata(inlineable="false"):  # type: ignore[no-untyped-call]
             return compiled(*args)
 
     def barrier(*args: Any) -> Any:
-        return jax.lax.optimization_barrier(function(*jax.lax.optimization_barrier(args)))
+        finished: Any = jax.lax.optimization_barrier  # untyped
+        return finished(function(*finished(args)))
 
     @functools.wraps(function)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapped(*args: Any) -> Any:
         return jax.lax.platform_dependent(*args, cpu=call, default=barrier)
 
     return wrapped

@@ -21,8 +21,7 @@ def over_nodes(function: Callable[..., Any]) -> Callable[..., Any]:
     """Lifts a function of one node's arrays to arrays with the nodes on their first axis."""
 
     def lifted(*stacked: Any) -> Any:
-        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), stacked)
-        largest = largest_result(function, *one)
+        largest = largest_result(function, *one_node(stacked))
 
         def in_chunks(most: int) -> Callable[..., Any]:
             return lambda *args: _map(function, args, max(1, most // largest))
@@ -30,6 +29,11 @@ def over_nodes(function: Callable[..., Any]) -> Callable[..., Any]:
         return lax.platform_dependent(*stacked, cpu=in_chunks(_CPU_BYTES), default=in_chunks(_DEVICE_BYTES))
 
     return lifted
+
+
+def one_node(stacked: Any) -> Any:
+    """Shapes and types of one node's part of stacked arrays."""
+    return jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), stacked)
 
 
 def largest_result(function: Callable[..., Any], *args: Any) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from dcliques_jax import _checks, algorithms, metrics, models, partitions, sampling
-from dcliques_jax._chunks import largest_result, over_nodes
+from dcliques_jax._chunks import largest_result, one_node, over_nodes
 from dcliques_jax._static import Static
 from dcliques_jax.algorithms import Algorithm
 from dcliques_jax.datasets import Dataset
@@ -215,7 +215,7 @@ def _memory(program: Static[Program], state: SimulationState, data: Data, plan: 
     intervals = np.diff(plan.evaluated)
     if len(intervals) == 0:
         return 0
-    needs = _run.lower(program, state, data, num_rounds=int(intervals[0])).compile().memory_analysis()
+    needs: Any = _run.lower(program, state, data, num_rounds=int(intervals[0])).compile().memory_analysis()
     held = needs.argument_size_in_bytes + needs.output_size_in_bytes - needs.alias_size_in_bytes
     return held + needs.temp_size_in_bytes
 
@@ -325,8 +325,7 @@ def _test_chunks(dataset: Dataset, plan: Plan, model: models.Model, params: Para
 
     Chunks are so small that the largest intermediate result of one node's model stays within bounds.
     """
-    one_node = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
-    largest = largest_result(model.apply, one_node, dataset.test_inputs[:1])
+    largest = largest_result(model.apply, one_node(params), dataset.test_inputs[:1])
     examples = plan.examples
     chunks = -(-len(examples) // int(np.clip(_EVALUATION_BYTES // largest, 1, _EVALUATED_AT_ONCE)))
     chunk = -(-len(examples) // chunks)

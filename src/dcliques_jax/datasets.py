@@ -123,7 +123,8 @@ def from_arrays(
         all_labels = [array for array in (arrays[1], arrays[3], optional[1]) if array is not None]
         usable = [labels for labels in all_labels if labels.size and labels.dtype.kind in "iu"]  # the rest is refused
         num_classes = 1 + max((int(labels.max()) for labels in usable), default=0)
-    return Dataset(*arrays, num_classes, *optional, name, byte_scale)
+    splits = (arrays[0], arrays[1], arrays[2], arrays[3])
+    return Dataset(*splits, num_classes, optional[0], optional[1], name, byte_scale)
 
 
 def _check_split(split: str, inputs: np.ndarray, labels: np.ndarray, num_classes: int) -> None:

@@ -132,7 +132,7 @@ def max_pool(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(precision: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """x [batch, features] times kernel [features, units]."""
+    """X [batch, features] times kernel [features, units]."""
     units = kernel.shape[1]
     if len(x) >= _PADDED_BATCH:
         kernel = jnp.pad(kernel, ((0, 0), (0, -units % _LANES)))
@@ -190,10 +190,15 @@ def _convolution_backward(
 _convolution.defvjp(_convolution_forward, _convolution_backward)
 
 
+def _steps(shape: tuple[int, ...], window: tuple[int, int], strides: tuple[int, int]) -> list[int]:
+    """How many windows fit below and beside each other into images of that shape."""
+    return [(size - w) // s + 1 for size, w, s in zip(shape[1:3], window, strides, strict=True)]
+
+
 def _patches(x: jax.Array, window: tuple[int, int], strides: tuple[int, int]) -> jax.Array:
     """All windows of images, `[batch, rows, columns, window height * window width * channels]`."""
-    batch, height, width, channels = x.shape
-    rows, columns = ((size - kernel) // stride + 1 for size, kernel, stride in zip((height, width), window, strides))
+    batch, height = x.shape[:2]
+    rows, columns = _steps(x.shape, window, strides)
     across = [x[:, :, j : j + strides[1] * (columns - 1) + 1 : strides[1]] for j in range(window[1])]
     runs = jnp.concatenate(across, axis=3)  # [batch, height, columns, window width * channels]
     if runs.shape[3] < _GATHERED_RUN:
@@ -212,8 +217,7 @@ def _pool(window: tuple[int, int], strides: tuple[int, int], x: jax.Array) -> ja
 
 def _taps(window: tuple[int, int], strides: tuple[int, int], x: jax.Array) -> list[jax.Array]:
     """Slices of the inputs, one for each place in a window, all of the shape of the outputs."""
-    sizes = [(size - w) // s + 1 for size, w, s in zip(x.shape[1:3], window, strides)]
-    ends = [s * (size - 1) + 1 for size, s in zip(sizes, strides)]
+    ends = [s * (steps - 1) + 1 for steps, s in zip(_steps(x.shape, window, strides), strides, strict=True)]
     places = itertools.product(range(window[0]), range(window[1]))
     return [x[:, i : i + ends[0] : strides[0], j : j + ends[1] : strides[1]] for i, j in places]
 
@@ -231,16 +235,16 @@ def _pool_backward(window: tuple[int, int], strides: tuple[int, int], saved: Any
     # Inputs are taken apart by their place within a stride. All that share one are covered by the same taps of windows
     # a fixed number of steps before them, so that their gradients are sums of slices.
     batch, *size, channels = x.shape
-    steps = [-(-length // stride) for length, stride in zip(size, strides)]
-    reach = [(w - 1) // s for w, s in zip(window, strides)]
-    margins = [(back, step - length) for back, step, length in zip(reach, steps, y.shape[1:3])]
+    steps = [-(-length // stride) for length, stride in zip(size, strides, strict=True)]
+    reach = [(w - 1) // s for w, s in zip(window, strides, strict=True)]
+    margins = [(back, step - length) for back, step, length in zip(reach, steps, y.shape[1:3], strict=True)]
     winner = jnp.pad(winner, ((0, 0), *margins, (0, 0)), constant_values=-1)
     gradient = jnp.pad(gradient, ((0, 0), *margins, (0, 0)))
 
     def passed_back(i: int, j: int) -> jax.Array:
         rows, columns = (
             slice(back - k // stride, back - k // stride + step)
-            for back, step, k, stride in zip(reach, steps, (i, j), strides)
+            for back, step, k, stride in zip(reach, steps, (i, j), strides, strict=True)
         )
         return jnp.where(winner[:, rows, columns] == i * window[1] + j, gradient[:, rows, columns], 0)
 

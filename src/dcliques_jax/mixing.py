@@ -1,14 +1,21 @@
 """How much each neighbour counts.
 
 Gossip and Clique Averaging are one operation, a sparse matrix along the node axis of a stacked pytree: `mix`. A matrix
-comes in the form that multiplies fastest. All forms are pytrees, so that programs are compiled for their shapes, not
-their values. Weights are built and kept in float64 and rounded to the type of what they multiply.
+comes in the form that multiplies fastest: a mean over groups where it is one, else lists of neighbours up to 64 a node,
+else a dense matrix. These choices were measured on CPUs (`benchmarks/mixing.py`) and hold for all devices. To force
+another, pass it to the algorithm:
+
+    matrix = mixing.metropolis_hastings(topology).to_sparse()
+    algorithms.dsgd(weights=mixing.Dense.from_sparse(matrix))
+
+All forms are pytrees, so that programs are compiled for their shapes, not their values. Weights are built and kept in
+float64 and rounded to the type of what they multiply.
 """
 
 import abc
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +76,18 @@ class Neighbours(Weights):
     neighbours: npt.ArrayLike  # [nodes, most] padded with the node itself
     values: npt.ArrayLike  # [nodes, most] weight of each neighbour, 0 in the padding
 
+    @classmethod
+    def from_sparse(cls, matrix: scipy.sparse.csr_array) -> Self:
+        """The matrix in this form; its diagonal is what the rest of a row leaves to 1."""
+        matrix = _without_diagonal(matrix)
+        n, counts = matrix.shape[0], np.diff(matrix.indptr)
+        most = int(counts.max(initial=0))
+        used = np.arange(most) < counts[:, None]  # [nodes, most]
+        neighbours = np.tile(np.arange(n, dtype=np.int32)[:, None], most)
+        values = np.zeros((n, most))
+        neighbours[used], values[used] = matrix.indices, matrix.data
+        return cls(neighbours, values)
+
     @property
     def num_nodes(self) -> int:  # type: ignore[override]
         """Number of rows."""
@@ -120,6 +139,11 @@ class Dense(Weights):
     """A matrix with many entries in a row."""
 
     matrix: npt.ArrayLike  # [nodes, nodes]
+
+    @classmethod
+    def from_sparse(cls, matrix: scipy.sparse.csr_array) -> Self:
+        """The matrix in this form; its diagonal is what the rest of a row leaves to 1."""
+        return cls(_with_unit_rows(matrix).toarray())
 
     @property
     def num_nodes(self) -> int:  # type: ignore[override]
@@ -317,17 +341,8 @@ def _from_edges(num_nodes: int, edges: np.ndarray, values: np.ndarray) -> Weight
 
 def _from_sparse(matrix: scipy.sparse.csr_array) -> Weights:
     """The matrix in its best form; its diagonal is what the rest of a row leaves to 1."""
-    n = matrix.shape[0]
-    matrix = _without_diagonal(matrix)
-    counts = np.diff(matrix.indptr)
-    most = int(counts.max(initial=0))
-    if most > _MOST_UNROLLED:
-        return Dense(_with_unit_rows(matrix).toarray())
-    used = np.arange(most) < counts[:, None]  # [nodes, most]
-    neighbours = np.tile(np.arange(n, dtype=np.int32)[:, None], most)
-    values = np.zeros((n, most))
-    neighbours[used], values[used] = matrix.indices, matrix.data
-    return Neighbours(neighbours, values)
+    most = np.diff(_without_diagonal(matrix).indptr).max(initial=0)
+    return Dense.from_sparse(matrix) if most > _MOST_UNROLLED else Neighbours.from_sparse(matrix)
 
 
 def _group_average(ids: np.ndarray) -> Groups:

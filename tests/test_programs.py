@@ -1,0 +1,86 @@
+"""How programs are cut: chunks of nodes, parts compiled by themselves, and what is lowered for other devices."""
+
+import re
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dcliques_jax import _chunks, _simulate, algorithms, datasets, models, partitions, topologies
+from dcliques_jax._apart import apart
+from dcliques_jax._static import Static
+
+
+@pytest.mark.parametrize("most", [1, 100, 200, 10**9])
+@pytest.mark.parametrize("num_nodes", [1, 7, 12])
+def test_chunks_of_nodes_compute_what_vmap_does(monkeypatch, most, num_nodes):
+    monkeypatch.setattr(_chunks, "_CPU_BYTES", most)
+
+    def of_node(x, scale):
+        return {"product": jnp.outer(x, x) * scale, "sum": x.sum()}  # 36 and 4 bytes
+
+    x, scale = jnp.arange(3.0 * num_nodes).reshape(num_nodes, 3), jnp.arange(1.0 * num_nodes)
+    found = jax.jit(_chunks.over_nodes(of_node))(x, scale)
+    jax.tree.map(np.testing.assert_array_equal, found, jax.vmap(of_node)(x, scale))
+
+
+def test_the_largest_result_is_found_inside_of_calls_and_loops():
+    def function(x):
+        return jax.lax.map(jax.jit(lambda row: jnp.outer(row, jnp.ones(100)).sum()), x)
+
+    assert _chunks.largest_result(function, jnp.ones((5, 8), jnp.float32)) == 4 * 8 * 100
+
+
+def test_a_function_apart_is_not_fused_with_what_uses_it():
+    def program(x, part):
+        return sum(part(x)[jnp.arange(10)[::-1]] for _ in range(3))
+
+    def loops(part):
+        compiled = jax.jit(lambda x: program(x, part)).lower(jnp.ones((10, 50))).compile().as_text()
+        return len(re.findall(r" (?:fusion|tanh)\(", compiled[compiled.index("ENTRY") :])), " call(" in compiled
+
+    assert loops(jnp.tanh) == (1, False)
+    assert loops(apart(jnp.tanh))[1]
+    np.testing.assert_allclose(program(jnp.ones((10, 50)), apart(jnp.tanh)), program(jnp.ones((10, 50)), jnp.tanh))
+
+
+def rounds(model, input_shape, algorithm):
+    """A compiled run of rounds on nodes of uneven size, and its arguments."""
+    dataset = datasets.synthetic(num_train=120, num_test=10, input_shape=input_shape)
+    data = partitions.dirichlet(dataset, 12, alpha=1.0)
+    topology = topologies.d_cliques(data.label_distribution, clique_size=4)
+    model = models.as_model(model)
+    plan = _simulate._plan(data, None, 4, 3, 1, None, None, 0)
+    params = _simulate._initial_params("shared", model, data, jax.random.key(0))
+    arrays = _simulate._on_device(data, plan, jax.random.key(1))
+    state = _simulate.SimulationState(
+        params, algorithm.init(topology, params), arrays.examples, jnp.zeros((), jnp.int32)
+    )
+    program = Static(_simulate.Program(model.apply, algorithm.step, plan.batch_size, plan.rounds_per_epoch))
+    return jax.jit(lambda state, data: _simulate._run(program, state, data, num_rounds=4)), (state, arrays)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+@pytest.mark.parametrize(
+    ("model", "input_shape"), [(models.logistic_regression(), (6,)), (models.gn_lenet(), (16, 16, 3))]
+)
+def test_a_round_lowers_for_every_device_as_one_program_without_callbacks(platform, model, input_shape):
+    run, (state, data) = rounds(model, input_shape, algorithms.dsgd(optax.sgd(0.1, momentum=0.9)))
+    key = jax.random.key_data(data.key)  # keys are no arrays to `jax.export`
+    program = jax.jit(lambda state, data, key: run(state, data._replace(key=jax.random.wrap_key_data(key))))
+    lowered = jax.export.export(program, platforms=[platform])(state, data._replace(key=key), key).mlir_module()
+    assert "stablehlo.while" in lowered
+    called = set(re.findall(r"custom_call @(\w+)", lowered))  # a callback to the host would be one of them
+    assert called <= {"cu_threefry2x32_ffi"}, called
+
+
+@pytest.mark.parametrize("algorithm", [algorithms.dsgd(optax.sgd(0.1)), algorithms.dsgd(optax.sgd(0.1, momentum=0.9))])
+def test_the_gradient_of_a_linear_model_computes_none_of_its_inputs(algorithm):
+    """Two products a round, forward and backward to the weights; a third would be the gradient of the inputs."""
+    run, (state, data) = rounds(models.logistic_regression(), (6,), algorithm)
+    compiled = run.lower(state, data).compile().as_text()
+    products = re.findall(r"= f32\[[\d,]+\]\S* dot\(", compiled)
+    assert len(products) == 2, products
