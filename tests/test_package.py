@@ -1,5 +1,6 @@
 import functools
 import importlib.metadata
+import json
 import os
 import pathlib
 import pty
@@ -11,6 +12,7 @@ import tomllib
 import types
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -78,11 +80,15 @@ def test_the_quick_start_saves_its_picture(tmp_path):
         assert line in done.stdout
 
 
-def test_the_benchmark_of_rounds_runs_and_both_sides_agree():
-    done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks/rounds.py", "--quick"], capture_output=True, text=True, check=True
-    )
-    assert re.search(r"\| quick \| [\d.-]+ \| [\d.-]+ \| [\d.-]+ \|", done.stdout)
+def test_all_benchmarks_run_and_both_sides_agree(tmp_path):
+    command = [sys.executable, ROOT / "benchmarks/run.py", "--quick", "--out", tmp_path]
+    subprocess.run(command, capture_output=True, text=True, check=True)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["machine"]["jax"] == jax.__version__
+    asked = {line["question"] for line in results["lines"]}
+    assert {"a round", "a round of GN-LeNet", "mixing", "evaluating all nodes", "Greedy Swap"} <= asked
+    table = (tmp_path / "results.md").read_text()
+    assert len(re.findall(r"^\| (?!question)", table, re.MULTILINE)) == len(results["lines"])
 
 
 def test_progress_shows_accuracy_and_speed_in_a_terminal_only():

@@ -11,7 +11,6 @@ import pytest
 
 from dcliques_jax import _chunks, _simulate, algorithms, datasets, models, partitions, topologies
 from dcliques_jax._apart import apart
-from dcliques_jax._static import Static
 
 
 @pytest.mark.parametrize("most", [1, 100, 200, 10**9])
@@ -52,14 +51,9 @@ def rounds(model, input_shape, algorithm):
     dataset = datasets.synthetic(num_train=120, num_test=10, input_shape=input_shape)
     data = partitions.dirichlet(dataset, 12, alpha=1.0)
     topology = topologies.d_cliques(data.label_distribution, clique_size=4)
-    model = models.as_model(model)
     plan = _simulate._plan(data, None, 4, 3, 1, None, None, 0)
-    params = _simulate._initial_params("shared", model, data, jax.random.key(0))
-    arrays = _simulate._on_device(data, plan, jax.random.key(1))
-    state = _simulate.SimulationState(
-        params, algorithm.init(topology, params), arrays.examples, jnp.zeros((), jnp.int32)
-    )
-    program = Static(_simulate.Program(model.apply, algorithm.step, plan.batch_size, plan.rounds_per_epoch))
+    model = models.as_model(model)
+    program, state, arrays = _simulate._prepared(topology, data, model, algorithm, "shared", plan, 0)
     return jax.jit(lambda state, data: _simulate._run(program, state, data, num_rounds=4)), (state, arrays)
 
 

@@ -140,16 +140,10 @@ def simulate(
     algorithm = algorithms.dsgd() if algorithm is None else algorithm
     _check_fit(topology, dataset, model, algorithm, init)
 
-    program = Static(Program(model.apply, algorithm.step, plan.batch_size, plan.rounds_per_epoch))
-    init_key, sampling_key = jax.random.split(jax.random.key(seed, impl="threefry2x32"))
-    params = _initial_params(init, model, dataset, init_key)
-    test = _test_chunks(dataset.dataset, plan, model, params)
-    data = _on_device(dataset, plan, sampling_key)
-    state = SimulationState(params, algorithm.init(topology, params), data.examples, jnp.zeros((), jnp.int32))
-    # The program takes over the buffers of the state: none may be the caller's, and none may occur twice.
-    state = jax.tree.map(jnp.array, state)
-
-    memory = _memory(program, state, data, plan)
+    program, state, data = _prepared(topology, dataset, model, algorithm, init, plan, seed)
+    test = _test_chunks(dataset.dataset, plan, model, state.params)
+    first_rounds = plan.evaluated[min(1, len(plan.evaluated) - 1)]
+    memory = _memory(program, state, data, first_rounds) if first_rounds else 0
     some_nodes = None if eval_nodes is None else plan.nodes  # None spares the copy that picking all would be
     losses = counts = np.zeros((0, topology.num_nodes))  # [rounds since the last evaluation, nodes]
     evaluations, train_losses, warned = [], [], False
@@ -210,12 +204,9 @@ def _run(
     return jax.lax.scan(one_round, state, None, length=num_rounds)
 
 
-def _memory(program: Static[Program], state: SimulationState, data: Data, plan: Plan) -> int:
-    """Bytes of device memory that a round takes at its peak, data and all; 0 if there is no round to run."""
-    intervals = np.diff(plan.evaluated)
-    if len(intervals) == 0:
-        return 0
-    needs: Any = _run.lower(program, state, data, num_rounds=int(intervals[0])).compile().memory_analysis()
+def _memory(program: Static[Program], state: SimulationState, data: Data, num_rounds: int) -> int:
+    """Bytes of device memory that rounds take at their peak, data and all."""
+    needs: Any = _run.lower(program, state, data, num_rounds=num_rounds).compile().memory_analysis()
     held = needs.argument_size_in_bytes + needs.output_size_in_bytes - needs.alias_size_in_bytes
     return held + needs.temp_size_in_bytes
 
@@ -250,6 +241,25 @@ def _random_params(init: Static[Any], kind: str, num_nodes: int, key: jax.Array,
 
 def _stacked(params: Params, num_nodes: int) -> Params:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_nodes, *jnp.shape(leaf))), params)
+
+
+def _prepared(
+    topology: Topology,
+    dataset: PartitionedDataset,
+    model: models.Model,
+    algorithm: Algorithm,
+    init: Any,
+    plan: Plan,
+    seed: int,
+) -> tuple[Static[Program], SimulationState, Data]:
+    """All that `_run` takes."""
+    program = Static(Program(model.apply, algorithm.step, plan.batch_size, plan.rounds_per_epoch))
+    init_key, sampling_key = jax.random.split(jax.random.key(seed, impl="threefry2x32"))
+    params = _initial_params(init, model, dataset, init_key)
+    data = _on_device(dataset, plan, sampling_key)
+    state = SimulationState(params, algorithm.init(topology, params), data.examples, jnp.zeros((), jnp.int32))
+    # The program takes over the buffers of the state: none may be the caller's, and none may occur twice.
+    return program, jax.tree.map(jnp.array, state), data
 
 
 def _partitioned(topology: Topology, dataset: PartitionedDataset | Dataset, seed: int) -> PartitionedDataset:

@@ -1,0 +1,45 @@
+"""The problems that benchmarks are run on."""
+
+import jax
+import numpy as np
+
+import dcliques_jax as dc
+from dcliques_jax import _simulate
+
+SILENT = {"progress": False}
+
+
+def images(num_nodes, size, shape, num_test=10, seed=0):
+    """Random images of bytes, `size` of them on each node, and D-Cliques over the nodes."""
+    rng = np.random.default_rng(seed)
+
+    def split(count):
+        pixels = rng.integers(0, 256, size=(count, *shape), dtype=np.uint8)
+        return pixels / np.float32(255), np.arange(count) % 10
+
+    dataset = dc.datasets.from_arrays(*split(num_nodes * size), *split(num_test), byte_scale=(1 / 255, 0.0))
+    return dc.partitions.shards(dataset, num_nodes)
+
+
+def d_cliques(data, inter="fully_connected"):
+    return dc.topologies.d_cliques(data.label_distribution, inter=inter, max_steps=100)
+
+
+class Rounds:
+    """Rounds of the library and nothing else: what `dcliques_jax.simulate` runs between two evaluations."""
+
+    def __init__(self, topology, data, batch_size, optimizer, *, model=None, init="shared", clique_averaging=True):
+        model = dc.models.as_model(model or dc.models.logistic_regression())
+        algorithm = dc.algorithms.dsgd(optimizer, clique_averaging=clique_averaging)
+        plan = _simulate._plan(data, None, 1, batch_size, 1, None, None, 0)
+        parts = _simulate._prepared(topology, data, model, algorithm, init, plan, 0)
+        self.program, self.state, self.data = parts
+
+    def run(self, rounds):
+        """Goes on for some rounds; returns the models of all nodes."""
+        self.state, _ = _simulate._run(self.program, self.state, self.data, num_rounds=rounds)
+        return jax.block_until_ready(self.state).params
+
+    def memory(self, rounds):
+        """Bytes of device memory at the peak."""
+        return _simulate._memory(self.program, self.state, self.data, rounds)
