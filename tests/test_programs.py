@@ -33,6 +33,15 @@ def test_the_largest_result_is_found_inside_of_calls_and_loops():
     assert _chunks.largest_result(function, jnp.ones((5, 8), jnp.float32)) == 4 * 8 * 100
 
 
+def test_what_all_nodes_share_does_not_count():
+    shared = jnp.ones((100, 8), jnp.float32)
+
+    def of_node(weights):
+        return (shared * 2) @ weights
+
+    assert _chunks.largest_result_of_a_node(of_node, jnp.ones((5, 8), jnp.float32)) == 4 * 100
+
+
 def test_a_function_apart_is_not_fused_with_what_uses_it():
     def program(x, part):
         return sum(part(x)[jnp.arange(10)[::-1]] for _ in range(3))

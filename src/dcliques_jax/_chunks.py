@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.extend
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -21,7 +22,7 @@ def over_nodes(function: Callable[..., Any]) -> Callable[..., Any]:
     """Lifts a function of one node's arrays to arrays with the nodes on their first axis."""
 
     def lifted(*stacked: Any) -> Any:
-        largest = largest_result(function, *one_node(stacked))
+        largest = largest_result_of_a_node(function, *stacked)
 
         def in_chunks(most: int) -> Callable[..., Any]:
             return lambda *args: _map(function, args, max(1, most // largest))
@@ -31,23 +32,33 @@ def over_nodes(function: Callable[..., Any]) -> Callable[..., Any]:
     return lifted
 
 
-def one_node(stacked: Any) -> Any:
-    """Shapes and types of one node's part of stacked arrays."""
-    return jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), stacked)
-
-
 def largest_result(function: Callable[..., Any], *args: Any) -> int:
     """Bytes of the largest array that a function computes on its way; at least 1."""
-    return max(1, _largest(jax.make_jaxpr(function)(*args).jaxpr))
+    return max(1, *_sizes(jax.make_jaxpr(function)(*args).jaxpr))
 
 
-def _largest(jaxpr: Any) -> int:
+def largest_result_of_a_node(function: Callable[..., Any], *stacked: Any) -> int:
+    """Bytes of the largest array that each node adds on the way of `jax.vmap(function)`; at least 1.
+
+    What all nodes share, such as the examples that all are evaluated on, does not count.
+    """
+
+    def sizes(num_nodes: int) -> list[int]:
+        args = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[jnp.zeros(num_nodes, int)], tree), stacked)
+        return _sizes(jax.make_jaxpr(jax.vmap(function))(*args).jaxpr)
+
+    return max(1, *(two - one for one, two in zip(sizes(1), sizes(2), strict=True)))
+
+
+def _sizes(jaxpr: Any) -> list[int]:
+    """Bytes of all results, in order, those of functions inside included."""
     sizes = [0]
     for equation in jaxpr.eqns:
         sizes += [variable.aval.size * variable.aval.dtype.itemsize for variable in equation.outvars]
-        inner = jax.tree.leaves(equation.params, is_leaf=_is_jaxpr)
-        sizes += [_largest(getattr(part, "jaxpr", part)) for part in inner if _is_jaxpr(part)]
-    return max(sizes)
+        for part in jax.tree.leaves(equation.params, is_leaf=_is_jaxpr):
+            if _is_jaxpr(part):
+                sizes += _sizes(getattr(part, "jaxpr", part))
+    return sizes
 
 
 def _is_jaxpr(value: Any) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from dcliques_jax import _checks, algorithms, metrics, models, partitions, sampling
-from dcliques_jax._chunks import largest_result, one_node, over_nodes
+from dcliques_jax._chunks import largest_result, over_nodes
 from dcliques_jax._static import Static
 from dcliques_jax.algorithms import Algorithm
 from dcliques_jax.datasets import Dataset
@@ -335,7 +335,8 @@ def _test_chunks(dataset: Dataset, plan: Plan, model: models.Model, params: Para
 
     Chunks are so small that the largest intermediate result of one node's model stays within bounds.
     """
-    largest = largest_result(model.apply, one_node(params), dataset.test_inputs[:1])
+    one_node = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], params))
+    largest = largest_result(model.apply, one_node, dataset.test_inputs[:1])
     examples = plan.examples
     chunks = -(-len(examples) // int(np.clip(_EVALUATION_BYTES // largest, 1, _EVALUATED_AT_ONCE)))
     chunk = -(-len(examples) // chunks)

@@ -132,15 +132,17 @@ def max_pool(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(precision: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """X [batch, features] times kernel [features, units]."""
-    units = kernel.shape[1]
-    if len(x) >= _PADDED_BATCH:
-        kernel = jnp.pad(kernel, ((0, 0), (0, -units % _LANES)))
-    return jnp.matmul(x, kernel, precision=precision)[:, :units]
+    """The product of `[batch, features]` and `[features, units]` where no gradient is asked for.
+
+    Evaluation has the same inputs for all nodes, and XLA makes one large product of theirs.
+    """
+    return jnp.matmul(x, kernel, precision=precision)
 
 
 def _product_forward(precision: Any, x: jax.Array, kernel: jax.Array) -> Any:
-    return _product(precision, x, kernel), (x, kernel)
+    units = kernel.shape[1]
+    padded = jnp.pad(kernel, ((0, 0), (0, -units % _LANES))) if len(x) >= _PADDED_BATCH else kernel
+    return jnp.matmul(x, padded, precision=precision)[:, :units], (x, kernel)
 
 
 def _product_backward(precision: Any, saved: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
