@@ -8,7 +8,7 @@ quickstart: $(VENV)/demo
 	$(BIN)/python examples/quickstart.py
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=2
 
 lint: $(VENV)/test
 	$(BIN)/ruff check .

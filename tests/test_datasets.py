@@ -189,3 +189,23 @@ def test_checksums_let_nothing_else_through(content):
         assert datasets._verified(path, md5) == content
         with pytest.raises(ValueError, match="corrupt"):
             datasets._verified(path, md5[::-1] + "0")
+
+
+def test_inputs_that_come_from_bytes_are_found_again():
+    pixels = np.random.default_rng(0).integers(0, 256, size=(1500, 4, 4, 1), dtype=np.uint8)
+    labels = np.arange(1500) % 3
+    scaled = (pixels / np.float32(255) - np.float32(0.1307)) / np.float32(0.3081)
+    byte_scale = (1 / 255 / 0.3081, -0.1307 / 0.3081)
+    data = datasets.from_arrays(scaled, labels, scaled, labels, byte_scale=byte_scale)
+    np.testing.assert_array_equal(data.train_bytes, pixels)
+    assert datasets.from_arrays(scaled, labels, scaled, labels).train_bytes is None
+    wrong = scaled.copy()
+    wrong[1234] += 0.01
+    with pytest.raises(ValueError, match="does not lead from bytes to training example 1234"):
+        _ = datasets.from_arrays(wrong, labels, scaled, labels, byte_scale=byte_scale).train_bytes
+
+
+def test_mnist_5k_knows_its_bytes():
+    data = datasets.mnist_5k()
+    assert data.train_bytes.dtype == np.uint8
+    assert (data.train_bytes.min(), data.train_bytes.max()) == (0, 255)

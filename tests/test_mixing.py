@@ -220,3 +220,14 @@ def test_eigenvalues_need_symmetry():
 def test_clique_average_needs_cliques():
     with pytest.raises(ValueError, match="neither cliques nor gradient edges"):
         mixing.clique_average(topologies.ring(5))
+
+
+@pytest.mark.parametrize("form", [mixing.Neighbours, mixing.Dense])
+@pytest.mark.parametrize("name", FORMS)
+def test_any_form_can_be_forced(name, form):
+    matrix = FORMS[name].to_sparse()
+    forced = form.from_sparse(matrix)
+    assert isinstance(forced, form)
+    np.testing.assert_allclose(forced.to_dense(), matrix.toarray(), atol=1e-12)
+    x = np.random.default_rng(0).normal(size=(forced.num_nodes, 3)).astype(np.float32)
+    np.testing.assert_allclose(mixing.mix(forced, x), matrix @ x, atol=1e-5)

@@ -109,6 +109,7 @@ def test_progress_shows_accuracy_and_speed_in_a_terminal_only():
         return shown.decode()
 
     shown = in_terminal("True")
+    assert re.search(r"ring: a round takes \d+ MB of memory", shown)
     assert re.search(r"ring: 100%.*8/8 .*round/s, accuracy=0\.\d+", shown)
     assert in_terminal("False") == ""
     piped = subprocess.run([sys.executable, "-c", code.format("True")], capture_output=True, check=True)
