@@ -148,7 +148,7 @@ def simulate(
     losses = counts = np.zeros((0, topology.num_nodes))  # [rounds since the last evaluation, nodes]
     evaluations, train_losses, warned = [], [], False
     with tqdm(total=plan.evaluated[-1], unit="round", desc=topology.name, disable=None if progress else True) as bar:
-        if not bar.disable:
+        if memory and not bar.disable:
             bar.write(f"{topology.name}: a round takes {memory / 1e6:,.0f} MB of memory", file=sys.stderr)
         for start, stop in itertools.pairwise([0, *plan.evaluated]):
             if stop > start:

@@ -85,7 +85,10 @@ class Dataset:
             found[part] = rounded = np.clip(np.rint(exact), 0, 255)
             if np.abs(exact - rounded).max() > 0.01:
                 wrong = part[np.abs(exact - rounded).reshape(len(part), -1).max(axis=1).argmax()]
-                raise ValueError(f"byte_scale={self.byte_scale} does not lead from bytes to training example {wrong}")
+                raise ValueError(
+                    f"byte_scale={self.byte_scale} does not lead from bytes to training example {wrong}: give the "
+                    "(scale, shift) that the inputs were made with, or leave it out"
+                )
         return found
 
     def __repr__(self) -> str:

@@ -2,7 +2,7 @@
 
 Gossip and Clique Averaging are one operation, a sparse matrix along the node axis of a stacked pytree: `mix`. A matrix
 comes in the form that multiplies fastest: a mean over groups where it is one, else lists of neighbours up to 64 a node,
-else a dense matrix. These choices were measured on CPUs (`benchmarks/mixing.py`) and hold for all devices. To force
+else a dense matrix. These choices were measured on CPUs (`benchmarks/mixing.py`); other devices get the same. To force
 another, pass it to the algorithm:
 
     matrix = mixing.metropolis_hastings(topology).to_sparse()
