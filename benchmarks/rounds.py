@@ -161,5 +161,6 @@ def check(topology, data, momentum, make):
     """With whole local data sets as batches, both sides see the same examples in every round."""
     size = data.indices.shape[1]
     expected = make(topology, data, size, momentum, False).run(3)
-    found = ours(topology, data, size, momentum).run(3)["Dense_0"]["kernel"]
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    mine = ours(topology, data, size, momentum)
+    mine.run(3)
+    np.testing.assert_allclose(mine.models()["Dense_0"]["kernel"], expected, atol=1e-4)

@@ -30,15 +30,19 @@ class Rounds:
 
     def __init__(self, topology, data, batch_size, optimizer, *, model=None, init="shared", clique_averaging=True):
         model = dc.models.as_model(model or dc.models.logistic_regression())
-        algorithm = dc.algorithms.dsgd(optimizer, clique_averaging=clique_averaging)
+        self.algorithm = dc.algorithms.dsgd(optimizer, clique_averaging=clique_averaging)
         plan = _simulate._plan(data, None, 1, batch_size, 1, None, None, 0)
-        parts = _simulate._prepared(topology, data, model, algorithm, init, plan, 0)
+        parts = _simulate._prepared(topology, data, model, self.algorithm, init, plan, 0)
         self.program, self.state, self.data = parts
 
     def run(self, rounds):
-        """Goes on for some rounds; returns the models of all nodes."""
+        """Goes on for some rounds."""
         self.state, _ = _simulate._run(self.program, self.state, self.data, num_rounds=rounds)
-        return jax.block_until_ready(self.state).params
+        jax.block_until_ready(self.state)
+
+    def models(self):
+        """The models of all nodes, in the order of the topology."""
+        return self.state.reordered(self.algorithm, np.argsort(self.data.order)).params
 
     def memory(self, rounds):
         """Bytes of device memory at the peak."""

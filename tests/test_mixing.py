@@ -54,6 +54,18 @@ FORMS = {
 }
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_follow_nodes_that_are_stored_in_another_order(form):
+    weights = FORMS[form]
+    order = np.random.default_rng(0).permutation(weights.num_nodes)
+    moved = weights.reordered(order)
+    assert type(moved) is type(weights)
+    np.testing.assert_array_equal(moved.to_dense(), weights.to_dense()[np.ix_(order, order)])
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((weights.num_nodes, 3)), jnp.float32)
+    np.testing.assert_allclose(moved.apply(x[order]), weights.apply(x)[order], atol=1e-6)
+    np.testing.assert_array_equal(moved.reordered(np.argsort(order)).to_dense(), weights.to_dense())
+
+
 def test_the_forms_are_what_they_are_called():
     for name, weights in FORMS.items():
         assert type(weights).__name__ == name.split()[0]

@@ -90,6 +90,24 @@ def test_permuting_the_nodes_permutes_the_results(clique_averaging):
     np.testing.assert_allclose(two.history.loss, one.history.loss[:, order], atol=1e-12)
 
 
+@pytest.mark.parametrize("gradient_weights", [None, np.full((20, 20), 1 / 20), np.roll(np.eye(20), 1, axis=1)])
+def test_nobody_sees_in_which_order_nodes_are_stored(gradient_weights):
+    """Clique by clique where the algorithm can be reordered; all that comes back is in the topology's order."""
+    data = partitions.dirichlet(DATA, 20, alpha=0.5, seed=1)
+    topology = topologies.d_cliques(data.label_distribution, clique_size=6, max_steps=50)
+    assert (np.diff(topology.clique_ids) < 0).any()
+    adam = algorithms.dsgd(optax.adam(0.01), gradient_weights=gradient_weights)
+    arguments = {"init": "independent", "eval_nodes": 7, "seed": 3}
+    for more in ({}, {"eval_nodes": None}):
+        stored_by_clique = run(topology, data, algorithm=adam, **arguments | more)
+        as_they_are = run(topology, data, algorithm=adam._replace(reorder=None), **arguments | more)
+        jax.tree.map(np.testing.assert_array_equal, stored_by_clique.state, as_they_are.state)
+        for field in ("accuracy", "loss", "train_loss"):
+            np.testing.assert_array_equal(
+                getattr(stored_by_clique.history, field), getattr(as_they_are.history, field), err_msg=field
+            )
+
+
 def test_a_single_node_is_centralised_sgd():
     result = run(topologies.fully_connected(1), DATA, epochs=10)
     assert result.history.accuracy.shape == (11, 1)

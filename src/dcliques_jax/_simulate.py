@@ -57,14 +57,15 @@ class Plan(NamedTuple):
 
 
 class Data(NamedTuple):
-    """What stays the same in all rounds, on the device."""
+    """What stays the same in all rounds, on the device. Nodes are in the topology's order except where it says so."""
 
     inputs: jax.Array  # [train, ...] as bytes where the data set knows them
     byte_scale: tuple[float, float] | None  # (scale, shift) of the bytes
     labels: jax.Array  # [train]
     examples: jax.Array  # [nodes, most] the training examples of each node
     sizes: jax.Array  # [nodes]
-    bounds: jax.Array  # [nodes, rounds per epoch + 1] where the batches of each node begin and end
+    order: jax.Array  # [nodes] the node that is stored at each place
+    bounds: jax.Array  # [places, rounds per epoch + 1] where the batches of the node at each place begin and end
     key: jax.Array
 
 
@@ -84,6 +85,15 @@ class SimulationState(NamedTuple):
     algorithm: Any
     shuffled: jax.Array  # [nodes, most] the examples of each node in the order of this epoch
     round: jax.Array  # rounds run so far
+
+    def reordered(self, algorithm: Algorithm, order: np.ndarray) -> "SimulationState":
+        """The state with node `order[k]` at place k."""
+        return SimulationState(
+            params=jax.tree.map(lambda leaf: leaf[order], self.params),
+            algorithm=self.algorithm if algorithm.reorder is None else algorithm.reorder(self.algorithm, order),
+            shuffled=self.shuffled[order],
+            round=self.round,
+        )
 
 
 def simulate(
@@ -153,7 +163,7 @@ def simulate(
         for start, stop in itertools.pairwise([0, *plan.evaluated]):
             if stop > start:
                 state, (losses, counts) = _run(program, state, data, num_rounds=stop - start)
-            evaluation = _evaluate(Static(model.apply), state.params, some_nodes, test)
+            evaluation = _evaluate(Static(model.apply), state.params, data.order, some_nodes, test)
             evaluation, losses, counts = jax.device_get((evaluation, losses, counts))
             trouble = _nonfinite(stop, losses, evaluation, plan.nodes)
             if trouble and on_nonfinite == "raise":
@@ -165,6 +175,7 @@ def simulate(
             train_losses.append(_mean_over_examples(losses, counts))
             bar.set_postfix(accuracy=f"{evaluation.accuracy.mean():.4f}", refresh=False)
             bar.update(stop - start)
+    state = state.reordered(algorithm, np.argsort(data.order))
     settings = plan.settings() | {
         "dataset": dataset.dataset.name,
         "init": init if isinstance(init, str) else "given",
@@ -192,7 +203,7 @@ def _run(
         epoch, turn = jnp.divmod(state.round, per_epoch)
         shuffled = jax.lax.cond(
             turn == 0,
-            lambda: sampling.shuffle(data.key, epoch, data.examples, data.sizes),
+            lambda: sampling.shuffle(data.key, epoch, data.examples, data.sizes)[data.order],
             lambda: state.shuffled,
         )
         examples, taken = sampling.batches(shuffled, data.bounds, turn, batch_size)
@@ -201,7 +212,9 @@ def _run(
         state = SimulationState(params, algorithm_state, shuffled, state.round + 1)
         return state, (losses, taken.sum(axis=1))
 
-    return jax.lax.scan(one_round, state, None, length=num_rounds)
+    state, (losses, counts) = jax.lax.scan(one_round, state, None, length=num_rounds)
+    places = jnp.argsort(data.order)
+    return state, (losses[:, places], counts[:, places])
 
 
 def _memory(program: Static[Program], state: SimulationState, data: Data, num_rounds: int) -> int:
@@ -222,11 +235,19 @@ def _taken(data: Data, examples: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @functools.partial(jax.jit, static_argnames="apply")
 def _evaluate(
-    apply: Static[Any], params: Params, nodes: jax.Array | None, test: tuple[jax.Array, jax.Array]
+    apply: Static[Any],
+    params: Params,
+    order: jax.Array,
+    nodes: jax.Array | None,
+    test: tuple[jax.Array, jax.Array],
 ) -> Evaluation:
-    chosen = params if nodes is None else jax.tree.map(lambda leaf: leaf[nodes], params)
-    accuracy, loss = over_nodes(lambda node: metrics.evaluate(apply.value, node, *test))(chosen)
-    return Evaluation(accuracy, loss, metrics.consensus_distance(params), metrics.finite_nodes(params))
+    """Evaluates some nodes, or all of them, that are stored in the given order."""
+    evaluate, places = over_nodes(lambda node: metrics.evaluate(apply.value, node, *test)), jnp.argsort(order)
+    if nodes is None:
+        accuracy, loss = (values[places] for values in evaluate(params))
+    else:
+        accuracy, loss = evaluate(jax.tree.map(lambda leaf: leaf[places[nodes]], params))
+    return Evaluation(accuracy, loss, metrics.consensus_distance(params), metrics.finite_nodes(params)[places])
 
 
 @functools.partial(jax.jit, static_argnames=("init", "kind", "num_nodes"))
@@ -256,10 +277,18 @@ def _prepared(
     program = Static(Program(model.apply, algorithm.step, plan.batch_size, plan.rounds_per_epoch))
     init_key, sampling_key = jax.random.split(jax.random.key(seed, impl="threefry2x32"))
     params = _initial_params(init, model, dataset, init_key)
-    data = _on_device(dataset, plan, sampling_key)
+    order = _storage_order(topology, algorithm)
+    data = _on_device(dataset, plan, order, sampling_key)
     state = SimulationState(params, algorithm.init(topology, params), data.examples, jnp.zeros((), jnp.int32))
     # The program takes over the buffers of the state: none may be the caller's, and none may occur twice.
-    return program, jax.tree.map(jnp.array, state), data
+    return program, jax.tree.map(jnp.array, state.reordered(algorithm, order)), data
+
+
+def _storage_order(topology: Topology, algorithm: Algorithm) -> np.ndarray:
+    """The node at each place: clique by clique, so that gossip reads most of its neighbours from the cache."""
+    if topology.clique_ids is None or algorithm.reorder is None:
+        return np.arange(topology.num_nodes)
+    return np.argsort(topology.clique_ids, kind="stable")
 
 
 def _partitioned(topology: Topology, dataset: PartitionedDataset | Dataset, seed: int) -> PartitionedDataset:
@@ -318,14 +347,15 @@ def _shapes(tree: Params) -> dict[str, str]:
     return {jax.tree_util.keystr(place): described(leaf) for place, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _on_device(data: PartitionedDataset, plan: Plan, key: jax.Array) -> Data:
+def _on_device(data: PartitionedDataset, plan: Plan, order: np.ndarray, key: jax.Array) -> Data:
     return Data(
         inputs=jnp.asarray(data.dataset.train_inputs if data.dataset.byte_scale is None else data.dataset.train_bytes),
         byte_scale=data.dataset.byte_scale,
         labels=jnp.asarray(data.dataset.train_labels),
         examples=jnp.asarray(data.indices),
         sizes=jnp.asarray(data.sizes, jnp.int32),
-        bounds=jnp.asarray(sampling.bounds(data.sizes, plan.batch_size), jnp.int32),
+        order=jnp.asarray(order, jnp.int32),
+        bounds=jnp.asarray(sampling.bounds(data.sizes, plan.batch_size)[order], jnp.int32),
         key=key,
     )
 

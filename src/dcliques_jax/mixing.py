@@ -43,6 +43,10 @@ class Weights(abc.ABC):
         """The product with one array `[nodes, ...]`."""
 
     @abc.abstractmethod
+    def reordered(self, order: np.ndarray) -> Self:
+        """The matrix between nodes that are stored in another order, node `order[k]` at place k."""
+
+    @abc.abstractmethod
     def to_sparse(self) -> scipy.sparse.csr_array:
         """The matrix in float64, as a SciPy sparse array."""
 
@@ -62,6 +66,10 @@ class Identity(Weights):
     def apply(self, x: jax.Array) -> jax.Array:
         """Returns x."""
         return x
+
+    def reordered(self, order: np.ndarray) -> Self:
+        """The same."""
+        return self
 
     def to_sparse(self) -> scipy.sparse.csr_array:
         """The identity matrix."""
@@ -97,6 +105,11 @@ class Neighbours(Weights):
         """Computes x_i + sum_j w_ij (x_j - x_i): equal models stay equal to the last bit."""
         return _gossip(jnp.asarray(self.neighbours), jnp.asarray(self.values, x.dtype), _flat(x)).reshape(x.shape)
 
+    def reordered(self, order: np.ndarray) -> Self:
+        """The lists in another order and of other numbers, each as it was: sums are rounded alike."""
+        neighbours, values = np.asarray(self.neighbours), np.asarray(self.values)
+        return type(self)(_places(order)[neighbours[order]], values[order])
+
     def to_sparse(self) -> scipy.sparse.csr_array:
         """The matrix with its diagonal."""
         values, neighbours = np.asarray(self.values, np.float64), np.asarray(self.neighbours)
@@ -124,6 +137,10 @@ class Groups(Weights):
         """Averages every group once and hands the average to its members."""
         means = _group_means(jnp.asarray(self.members), jnp.asarray(self.shares, x.dtype), _flat(x))
         return _rows(means, jnp.asarray(self.group)).reshape(x.shape)
+
+    def reordered(self, order: np.ndarray) -> Self:
+        """The groups, each as it was: sums are rounded alike."""
+        return type(self)(_places(order)[np.asarray(self.members)], self.shares, np.asarray(self.group)[order])
 
     def to_sparse(self) -> scipy.sparse.csr_array:
         """The matrix of groups as diagonal blocks, up to the order of nodes."""
@@ -154,6 +171,10 @@ class Dense(Weights):
         """Computes x + (W - I) (x - x_0): rounding errors vanish as models agree, and the mean does not drift."""
         change = jnp.asarray(self.matrix, x.dtype) - jnp.eye(self.num_nodes, dtype=x.dtype)
         return x + jnp.tensordot(change, x - x[:1], 1, precision="highest")
+
+    def reordered(self, order: np.ndarray) -> Self:
+        """Rows and columns in another order."""
+        return type(self)(np.asarray(self.matrix)[np.ix_(order, order)])
 
     def to_sparse(self) -> scipy.sparse.csr_array:
         """The matrix."""
@@ -186,6 +207,11 @@ def _flat(x: jax.Array) -> jax.Array:
 
 def _rows(x: jax.Array, nodes: jax.Array) -> jax.Array:
     return x.at[nodes].get(mode="promise_in_bounds")
+
+
+def _places(order: np.ndarray) -> np.ndarray:
+    """Where each node is stored, `[nodes]`, if node `order[k]` is at place k."""
+    return np.argsort(order).astype(np.int32)
 
 
 def mix(weights: Weights, tree: Any) -> Any:
