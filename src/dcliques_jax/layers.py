@@ -14,17 +14,15 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from dcliques_jax._apart import apart
 
 Pads = tuple[tuple[int, int], tuple[int, int]]
 
-# Floats in a row of patches from which on gathering rows is faster than concatenating slices.
-_GATHERED_RUN = 64
+_LANES = 8  # floats in a vector
 # Products with few units are a quarter faster with their number rounded up to full vectors, from this batch size on.
-_LANES, _PADDED_BATCH = 8, 32
+_PADDED_BATCH = 32
 
 
 def dot_general(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, precision: Any = None, **kwargs: Any) -> Any:
@@ -68,7 +66,8 @@ def conv_general_dilated(
         )
     if isinstance(padding, str):
         padding = lax.padtype_to_pads(lhs.shape[1:3], rhs.shape[:2], window_strides, padding)
-    return _convolution(tuple(window_strides), tuple(map(tuple, padding)), precision, lhs, rhs)
+    (down, across), ((top, bottom), (left, right)) = window_strides, padding
+    return _convolution((down, across), ((top, bottom), (left, right)), precision, lhs, rhs)
 
 
 class Dense(nn.Dense):
@@ -156,72 +155,102 @@ def _product_backward(precision: Any, saved: Any, gradient: jax.Array) -> tuple[
 _product.defvjp(_product_forward, _product_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _convolution(strides: tuple[int, int], pads: Pads, precision: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return _convolution_forward(strides, pads, precision, x, kernel)[0]
+    """The convolution as one matrix product.
+
+        y[r, w] = sum_i z_i[r + i, w]       z_i[r, w] = sum_j x[r, w + j] K[i, j]
+
+    The places of a window across are laid side by side before the product, those down are added up after it. Where
+    there are few channels it is less to write if those down, too, come before it: patches.
+    """
+    height, width, channels, units = kernel.shape
+    if height * width * channels <= width * channels + height * units:
+        x = jnp.concatenate(_slices(jnp.pad(x, ((0, 0), pads[0], (0, 0), (0, 0))), 1, height, strides[0]), axis=3)
+        kernel = kernel.swapaxes(0, 1).reshape(1, width, height * channels, units)
+        to_full = (0, -x.shape[3] % _LANES)  # full vectors are copied faster
+        x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), to_full))
+        kernel = jnp.pad(kernel, ((0, 0), (0, 0), to_full, (0, 0)))
+        strides, pads = (1, strides[1]), ((0, 0), pads[1])
+    return _runs_product(strides, pads, precision, x, kernel)
 
 
-def _convolution_forward(
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _runs_product(strides: tuple[int, int], pads: Pads, precision: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return _runs_product_forward(strides, pads, precision, x, kernel)[0]
+
+
+def _runs_product_forward(
     strides: tuple[int, int], pads: Pads, precision: Any, x: jax.Array, kernel: jax.Array
 ) -> tuple[jax.Array, Any]:
-    height, width, _, units = kernel.shape
-    patches = _patches(jnp.pad(x, ((0, 0), *pads, (0, 0))), (height, width), strides)
-    flat = patches.reshape(-1, patches.shape[-1])
-    product = jnp.matmul(flat, kernel.reshape(-1, units), precision=precision)
-    return product.reshape(*patches.shape[:3], units), (x.shape, flat, kernel)
+    height, width, channels, units = kernel.shape
+    across = _slices(jnp.pad(x, ((0, 0), (0, 0), pads[1], (0, 0))), 2, width, strides[1])
+    runs = jnp.concatenate(across, axis=3)  # [batch, rows of x, columns, width * channels]
+    factor = kernel.transpose(1, 2, 0, 3).reshape(width * channels, height * units)
+    product = jnp.matmul(runs, factor, precision=precision)
+
+    @apart
+    def summed(product: jax.Array) -> jax.Array:
+        parts = _slices(jnp.pad(product, ((0, 0), pads[0], (0, 0), (0, 0))), 1, height, strides[0])
+        return functools.reduce(jnp.add, (part[..., i * units : (i + 1) * units] for i, part in enumerate(parts)))
+
+    return summed(product), (x.shape, runs, kernel)
 
 
-def _convolution_backward(
+def _runs_product_backward(
     strides: tuple[int, int], pads: Pads, precision: Any, saved: Any, gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    shape, patches, kernel = saved
-    units = kernel.shape[3]
-    of_kernel = jnp.matmul(patches.T, gradient.reshape(-1, units), precision=precision).reshape(kernel.shape)
-    # The gradient of the inputs is a convolution, too: of the gradient, spread by the strides, with the turned kernel.
-    spread = [(0, 0, 0)]
-    for axis, (stride, (low, _)) in enumerate(zip(strides, pads, strict=True)):
-        before = kernel.shape[axis] - 1 - low
-        covered = before + (gradient.shape[1 + axis] - 1) * stride + 1
-        spread.append((before, shape[1 + axis] + kernel.shape[axis] - 1 - covered, stride - 1))
-    padded = lax.pad(gradient, jnp.zeros((), gradient.dtype), [*spread, (0, 0, 0)])
-    turned = jnp.flip(kernel, (0, 1)).swapaxes(2, 3).reshape(-1, shape[3])
-    spread_patches = _patches(padded, kernel.shape[:2], (1, 1))
-    return jnp.matmul(spread_patches, turned, precision=precision).reshape(shape), of_kernel
+    shape, runs, kernel = saved
+    height, width, channels, units = kernel.shape
+    down = [_spread(gradient, 1, i - pads[0][0], strides[0], shape[1]) for i in range(height)]
+    spread = jnp.concatenate(down, axis=3)  # [batch, rows of x, columns, height * units]
+    flat_runs, flat_spread = runs.reshape(-1, width * channels), spread.reshape(-1, height * units)
+    of_kernel = jnp.matmul(flat_runs.T, flat_spread, precision=precision)
+    of_kernel = of_kernel.reshape(width, channels, height, units).transpose(2, 0, 1, 3)
+    factor = kernel.transpose(0, 3, 1, 2).reshape(height * units, width * channels)
+    product = jnp.matmul(spread, factor, precision=precision)
+
+    @apart
+    def summed(product: jax.Array) -> jax.Array:
+        parts = (product[..., j * channels : (j + 1) * channels] for j in range(width))
+        return functools.reduce(
+            jnp.add, (_spread(part, 2, j - pads[1][0], strides[1], shape[2]) for j, part in enumerate(parts))
+        )
+
+    return summed(product), of_kernel
 
 
-_convolution.defvjp(_convolution_forward, _convolution_backward)
+_runs_product.defvjp(_runs_product_forward, _runs_product_backward)
 
 
-def _steps(shape: tuple[int, ...], window: tuple[int, int], strides: tuple[int, int]) -> list[int]:
-    """How many windows fit below and beside each other into images of that shape."""
-    return [(size - w) // s + 1 for size, w, s in zip(shape[1:3], window, strides, strict=True)]
+def _slices(x: jax.Array, axis: int, window: int, stride: int) -> list[jax.Array]:
+    """What the places 0, 1, .. of a window see as it moves along an axis."""
+    last = stride * ((x.shape[axis] - window) // stride)
+    return [lax.slice_in_dim(x, place, place + last + 1, stride, axis) for place in range(window)]
 
 
-def _patches(x: jax.Array, window: tuple[int, int], strides: tuple[int, int]) -> jax.Array:
-    """All windows of images, `[batch, rows, columns, window height * window width * channels]`."""
-    batch, height = x.shape[:2]
-    rows, columns = _steps(x.shape, window, strides)
-    across = [x[:, :, j : j + strides[1] * (columns - 1) + 1 : strides[1]] for j in range(window[1])]
-    runs = jnp.concatenate(across, axis=3)  # [batch, height, columns, window width * channels]
-    if runs.shape[3] < _GATHERED_RUN:
-        down = [runs[:, i : i + strides[0] * (rows - 1) + 1 : strides[0]] for i in range(window[0])]
-        return jnp.concatenate(down, axis=3)
-    image, row, column, i = np.ogrid[:batch, :rows, :columns, : window[0]]
-    places = ((image * height + row * strides[0] + i) * columns + column).astype(np.int32).ravel()
-    found = runs.reshape(-1, runs.shape[3]).at[places].get(mode="promise_in_bounds")
-    return found.reshape(batch, rows, columns, -1)
+def _spread(x: jax.Array, axis: int, start: int, stride: int, size: int) -> jax.Array:
+    """Entries from `start` on, every `stride`-th of `size`, and zeros between and around them."""
+    pads = [(0, 0, 0)] * x.ndim
+    pads[axis] = (start, size - start - stride * (x.shape[axis] - 1) - 1, stride - 1)
+    return lax.pad(x, jnp.zeros((), x.dtype), pads)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _pool(window: tuple[int, int], strides: tuple[int, int], x: jax.Array) -> jax.Array:
-    return functools.reduce(jnp.maximum, _taps(window, strides, x))
+    for axis in (1, 2):  # one after the other: less to compare, and rows of whole vectors first
+        maxima = functools.partial(_maxima, axis, window[axis - 1], strides[axis - 1])
+        x = apart(maxima)(x)
+    return x
+
+
+def _maxima(axis: int, window: int, stride: int, x: jax.Array) -> jax.Array:
+    return functools.reduce(jnp.maximum, _slices(x, axis, window, stride))
 
 
 def _taps(window: tuple[int, int], strides: tuple[int, int], x: jax.Array) -> list[jax.Array]:
     """Slices of the inputs, one for each place in a window, all of the shape of the outputs."""
-    ends = [s * (steps - 1) + 1 for steps, s in zip(_steps(x.shape, window, strides), strides, strict=True)]
-    places = itertools.product(range(window[0]), range(window[1]))
-    return [x[:, i : i + ends[0] : strides[0], j : j + ends[1] : strides[1]] for i, j in places]
+    rows = _slices(x, 1, window[0], strides[0])
+    return [tap for row in rows for tap in _slices(row, 2, window[1], strides[1])]
 
 
 def _pool_forward(window: tuple[int, int], strides: tuple[int, int], x: jax.Array) -> Any:
