@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 import dcliques_jax as dc
-from dcliques_jax import _simulate
+from dcliques_jax import _plans, _programs, _simulate
 
 SILENT = {"progress": False}
 
@@ -29,21 +29,23 @@ class Rounds:
     """Rounds of the library and nothing else: what `dcliques_jax.simulate` runs between two evaluations."""
 
     def __init__(self, topology, data, batch_size, optimizer, *, model=None, init="shared", clique_averaging=True):
-        model = dc.models.as_model(model or dc.models.logistic_regression())
+        model = model or dc.models.logistic_regression()
         self.algorithm = dc.algorithms.dsgd(optimizer, clique_averaging=clique_averaging)
-        plan = _simulate._plan(data, None, 1, batch_size, 1, None, None, 0)
-        parts = _simulate._prepared(topology, data, model, self.algorithm, init, plan, 0)
-        self.program, self.state, self.data = parts
+        runs = _plans.make_runs(topology, data, 0, None)
+        plan = _plans.make_plan(runs, rounds=1, batch_size=batch_size)
+        parts = _plans.Parts(dc.models.as_model(model), "", self.algorithm, dc.metrics.cross_entropy, init)
+        self.program, self.state, *self.data = _simulate.prepare(runs, plan, parts)
 
     def run(self, rounds):
         """Goes on for some rounds."""
-        self.state, _ = _simulate._run(self.program, self.state, self.data, num_rounds=rounds)
+        self.state, _ = _programs.run(self.program, self.state, *self.data, num_rounds=rounds)
         jax.block_until_ready(self.state)
 
     def models(self):
         """The models of all nodes, in the order of the topology."""
-        return self.state.reordered(self.algorithm, np.argsort(self.data.order)).params
+        state = _simulate.in_topology_order(self.state, self.data[0], self.algorithm)
+        return jax.tree.map(lambda leaf: leaf[0], state.params)
 
     def memory(self, rounds):
         """Bytes of device memory at the peak."""
-        return _simulate._memory(self.program, self.state, self.data, rounds)
+        return _simulate.forecast(self.program, self.state, *self.data, num_rounds=rounds)[0]

@@ -9,7 +9,18 @@ import numpy as np
 import optax
 import pytest
 
-from dcliques_jax import _chunks, _simulate, algorithms, datasets, models, partitions, topologies
+from dcliques_jax import (
+    _chunks,
+    _plans,
+    _programs,
+    _simulate,
+    algorithms,
+    datasets,
+    metrics,
+    models,
+    partitions,
+    topologies,
+)
 from dcliques_jax._apart import apart
 
 
@@ -60,10 +71,10 @@ def rounds(model, input_shape, algorithm):
     dataset = datasets.synthetic(num_train=120, num_test=10, input_shape=input_shape)
     data = partitions.dirichlet(dataset, 12, alpha=1.0)
     topology = topologies.d_cliques(data.label_distribution, clique_size=4)
-    plan = _simulate._plan(data, None, 4, 3, 1, None, None, 0)
-    model = models.as_model(model)
-    program, state, arrays = _simulate._prepared(topology, data, model, algorithm, "shared", plan, 0)
-    return jax.jit(lambda state, data: _simulate._run(program, state, data, num_rounds=4)), (state, arrays)
+    runs = _plans.make_runs(topology, data, 0, None)
+    parts = _plans.Parts(models.as_model(model), "", algorithm, metrics.cross_entropy, "shared")
+    program, *arrays = _simulate.prepare(runs, _plans.make_plan(runs, rounds=4, batch_size=3), parts)
+    return jax.jit(lambda *arrays: _programs.run(program, *arrays, num_rounds=4)), arrays
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
@@ -71,10 +82,12 @@ def rounds(model, input_shape, algorithm):
     ("model", "input_shape"), [(models.logistic_regression(), (6,)), (models.gn_lenet(), (16, 16, 3))]
 )
 def test_a_round_lowers_for_every_device_as_one_program_without_callbacks(platform, model, input_shape):
-    run, (state, data) = rounds(model, input_shape, algorithms.dsgd(optax.sgd(0.1, momentum=0.9)))
+    run, (state, data, examples) = rounds(model, input_shape, algorithms.dsgd(optax.sgd(0.1, momentum=0.9)))
     key = jax.random.key_data(data.key)  # keys are no arrays to `jax.export`
-    program = jax.jit(lambda state, data, key: run(state, data._replace(key=jax.random.wrap_key_data(key))))
-    lowered = jax.export.export(program, platforms=[platform])(state, data._replace(key=key), key).mlir_module()
+    program = jax.jit(
+        lambda state, data, examples: run(state, data._replace(key=jax.random.wrap_key_data(data.key)), examples)
+    )
+    lowered = jax.export.export(program, platforms=[platform])(state, data._replace(key=key), examples).mlir_module()
     assert "stablehlo.while" in lowered
     called = set(re.findall(r"custom_call @(\w+)", lowered))  # a callback to the host would be one of them
     assert called <= {"cu_threefry2x32_ffi"}, called
@@ -83,7 +96,7 @@ def test_a_round_lowers_for_every_device_as_one_program_without_callbacks(platfo
 @pytest.mark.parametrize("algorithm", [algorithms.dsgd(optax.sgd(0.1)), algorithms.dsgd(optax.sgd(0.1, momentum=0.9))])
 def test_the_gradient_of_a_linear_model_computes_none_of_its_inputs(algorithm):
     """Two products a round, forward and backward to the weights; a third would be the gradient of the inputs."""
-    run, (state, data) = rounds(models.logistic_regression(), (6,), algorithm)
-    compiled = run.lower(state, data).compile().as_text()
+    run, arrays = rounds(models.logistic_regression(), (6,), algorithm)
+    compiled = run.lower(*arrays).compile().as_text()
     products = re.findall(r"= f32\[[\d,]+\]\S* dot\(", compiled)
     assert len(products) == 2, products

@@ -43,8 +43,8 @@ def test_default_batch_size_is_the_paper_s_share():
     for num_nodes, batch_size in [(1, 103), (10, 11), (20, 6)]:
         data = partitions.iid(DATA, num_nodes)
         result = run(topologies.fully_connected(num_nodes), data, epochs=0)
-        assert result.settings["batch_size"] == batch_size
-        assert result.settings["rounds_per_epoch"] == 4
+        assert result.provenance["batch_size"] == batch_size
+        assert result.provenance["rounds_per_epoch"] == 4
 
 
 # Equivalences
@@ -167,12 +167,12 @@ def test_a_second_run_of_the_same_shapes_compiles_nothing():
 
 
 def test_evaluation_is_compiled_once_for_all_algorithms():
-    import dcliques_jax._simulate as module
+    from dcliques_jax import _programs
 
     run()
-    compiled = module._evaluate._cache_size()
+    compiled = _programs.evaluate._cache_size()
     run(algorithm=algorithms.dsgd(optax.adam(0.01)), batch_size=7)
-    assert module._evaluate._cache_size() == compiled
+    assert _programs.evaluate._cache_size() == compiled
 
 
 def test_another_learning_rate_is_another_program():
@@ -193,18 +193,18 @@ def test_an_algorithm_may_look_at_the_initial_parameters():
 
 
 def test_the_program_reuses_the_state_s_memory(monkeypatch):
-    import dcliques_jax._simulate as module
+    from dcliques_jax import _programs as module
 
     seen = []
 
-    def watched(program, state, data, *, num_rounds):
-        after = original(program, state, data, num_rounds=num_rounds)
+    def watched(program, state, *arrays, num_rounds):
+        after = original(program, state, *arrays, num_rounds=num_rounds)
         seen.append(all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params)))
         return after
 
-    original = module._run
+    original = module.run
     watched.lower = original.lower
-    monkeypatch.setattr(module, "_run", watched)
+    monkeypatch.setattr(module, "run", watched)
     run()
     assert seen == [True, True]
 
@@ -300,7 +300,7 @@ def test_nodes_may_differ_in_size():
     data = partitions.dirichlet(DATA, 20, alpha=0.3, seed=2)
     assert np.ptp(data.sizes) > 10
     result = run(topologies.d_cliques(data.label_distribution, clique_size=5), data, epochs=10, batch_size=8)
-    assert result.settings["rounds_per_epoch"] == -(-data.sizes.max() // 8)
+    assert result.provenance["rounds_per_epoch"] == -(-data.sizes.max() // 8)
     assert result.history.accuracy[-1].mean() > 0.7
 
 
@@ -415,11 +415,11 @@ def test_inputs_held_as_bytes_train_the_same_models():
         held_as_bytes.params["Dense_0"]["kernel"], held_as_floats.params["Dense_0"]["kernel"], atol=1e-6
     )
     # Three bytes less for each of 1800 pixels; everything else is the same, but for what it is aligned to.
-    saved = held_as_floats.settings["memory_bytes"] - held_as_bytes.settings["memory_bytes"]
+    saved = held_as_floats.provenance["memory_bytes"] - held_as_bytes.provenance["memory_bytes"]
     assert 4000 < saved < 6000
 
 
 def test_memory_is_known_even_if_there_is_nothing_to_run():
-    assert run(epochs=0).settings["memory_bytes"] == 0
+    assert run(epochs=0).provenance["memory_bytes"] == 0
     result = run(epochs=1)
-    assert result.settings["memory_bytes"] > sum(leaf.nbytes for leaf in jax.tree.leaves(result.params))
+    assert result.provenance["memory_bytes"] > sum(leaf.nbytes for leaf in jax.tree.leaves(result.params))

@@ -91,6 +91,12 @@ class Dataset:
                 )
         return found
 
+    @functools.cached_property
+    def checksum(self) -> str:
+        """A checksum of all examples and labels: equal for data sets that hold the same values."""
+        inputs = self.train_inputs if self.train_bytes is None else self.train_bytes
+        return _checks.checksum(inputs, self.train_labels, self.test_inputs, self.test_labels)
+
     def __repr__(self) -> str:
         return (
             f"Dataset({self.name!r}, train={len(self.train_labels)}, test={len(self.test_labels)}, "

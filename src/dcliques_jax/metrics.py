@@ -41,22 +41,26 @@ def finite_nodes(params: Params) -> jax.Array:
 
 
 def evaluate(
-    apply: Callable[[Params, jax.Array], jax.Array], params: Params, inputs: jax.Array, labels: jax.Array
+    apply: Callable[[Params, jax.Array], jax.Array],
+    params: Params,
+    inputs: jax.Array,
+    labels: jax.Array,
+    chunks: jax.Array,
+    *,
+    loss_fn: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy,
 ) -> tuple[jax.Array, jax.Array]:
-    """Accuracy and mean loss of one node's model.
+    """Accuracy and mean loss of one node's model on examples `chunks` `[chunks, chunk]` of `inputs` and `labels`.
 
-    Inputs `[chunks, chunk, ...]` are streamed a chunk at a time to bound memory. Labels `[chunks, chunk]` below 0 mark
-    what only fills up the last chunk.
+    They are streamed a chunk at a time to bound memory. Numbers below 0 only fill up the last chunk.
     """
 
-    def on_chunk(chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        chunk_inputs, chunk_labels = chunk
-        logits = apply(params, chunk_inputs)
-        losses = cross_entropy(logits, jnp.maximum(chunk_labels, 0))
-        return (_first_of_largest(logits) == chunk_labels).sum(), jnp.where(chunk_labels < 0, 0, losses).sum()
+    def on_chunk(chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits, expected = apply(params, inputs[chosen]), labels[chosen]
+        correct, losses = _first_of_largest(logits) == expected, loss_fn(logits, expected)
+        return jnp.where(chosen < 0, False, correct).sum(), jnp.where(chosen < 0, 0, losses).sum()
 
-    correct, losses = jax.lax.map(on_chunk, (inputs, labels))
-    count = (labels >= 0).sum()
+    correct, losses = jax.lax.map(on_chunk, chunks)
+    count = (chunks >= 0).sum()
     return correct.sum() / count, losses.sum() / count
 
 

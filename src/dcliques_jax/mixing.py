@@ -15,6 +15,7 @@ float64 and rounded to the type of what they multiply.
 import abc
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
@@ -85,11 +86,11 @@ class Neighbours(Weights):
     values: npt.ArrayLike  # [nodes, most] weight of each neighbour, 0 in the padding
 
     @classmethod
-    def from_sparse(cls, matrix: scipy.sparse.csr_array) -> Self:
-        """The matrix in this form; its diagonal is what the rest of a row leaves to 1."""
+    def from_sparse(cls, matrix: scipy.sparse.csr_array, most: int = 0) -> Self:
+        """The matrix in lists of `most` neighbours at least; its diagonal is what the rest of a row leaves to 1."""
         matrix = _without_diagonal(matrix)
         n, counts = matrix.shape[0], np.diff(matrix.indptr)
-        most = int(counts.max(initial=0))
+        most = int(counts.max(initial=most))
         used = np.arange(most) < counts[:, None]  # [nodes, most]
         neighbours = np.tile(np.arange(n, dtype=np.int32)[:, None], most)
         values = np.zeros((n, most))
@@ -207,6 +208,26 @@ def _flat(x: jax.Array) -> jax.Array:
 
 def _rows(x: jax.Array, nodes: jax.Array) -> jax.Array:
     return x.at[nodes].get(mode="promise_in_bounds")
+
+
+def alike(trees: Sequence[Any]) -> list[Any]:
+    """Pytrees of equal structure with the weights in them brought to equal forms and shapes, so that they stack."""
+    flattened = [jax.tree.flatten(tree, is_leaf=lambda node: isinstance(node, Weights)) for tree in trees]
+    columns = [
+        _alike(column) if isinstance(column[0], Weights) else column
+        for column in zip(*(leaves for leaves, _ in flattened), strict=True)
+    ]
+    return [jax.tree.unflatten(flattened[0][1], leaves) for leaves in zip(*columns, strict=True)]
+
+
+def _alike(weights: Sequence[Weights]) -> Sequence[Weights]:
+    if len({str(jax.tree.map(np.shape, matrix)) for matrix in weights}) == 1:
+        return weights
+    matrices = [matrix.to_sparse() for matrix in weights]
+    most = max(int(np.diff(_without_diagonal(matrix).indptr).max(initial=0)) for matrix in matrices)
+    if most > _MOST_UNROLLED:
+        return [Dense.from_sparse(matrix) for matrix in matrices]
+    return [Neighbours.from_sparse(matrix, most) for matrix in matrices]
 
 
 def _places(order: np.ndarray) -> np.ndarray:

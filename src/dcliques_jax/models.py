@@ -3,6 +3,7 @@
 Models never see nodes: they are written for one, and the simulator lifts them over all with `jax.vmap`.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -83,6 +84,20 @@ def as_model(model: Any) -> Model:
         f"model={model!r} is not a model: pass a flax.linen module such as models.logistic_regression(), or a pair "
         "of functions (init(key, example_inputs) -> params, apply(params, inputs) -> logits)"
     )
+
+
+def described(model: Any) -> str:
+    """A line that tells what model it is.
+
+    >>> described(logistic_regression(4))
+    'LogisticRegression(num_classes=4)'
+    """
+    if isinstance(model, nn.Module):
+        names = [field.name for field in dataclasses.fields(model) if field.init]
+        fields = (f"{name}={getattr(model, name)!r}" for name in names if name not in ("parent", "name"))
+        return f"{type(model).__name__}({', '.join(fields)})"
+    functions = model if isinstance(model, tuple) else (model,)
+    return ", ".join(getattr(function, "__qualname__", type(function).__name__) for function in functions)
 
 
 def num_parameters(model: Any, example_inputs: Any) -> int:

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,9 +12,23 @@ import numpy as np
 from dcliques_jax.topologies import Topology
 
 
+class Record(NamedTuple):
+    """What one evaluation measured; with `simulate(seeds=...)` the seeds come first."""
+
+    round: int  # rounds run so far
+    epoch: float  # the same in epochs
+    accuracy: np.ndarray  # [eval_nodes] on the test examples, in 0 .. 1
+    loss: np.ndarray  # [eval_nodes] mean test loss
+    train_loss: np.ndarray  # [nodes] mean loss of the mini-batches since the last evaluation; NaN before training
+    consensus_distance: np.ndarray  # [] sqrt( 1/n sum_i || theta_i - mean theta ||^2 ), over all nodes
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class History:
-    """Measurements at each evaluation, the first of them before training. t counts evaluations."""
+    """Measurements at each evaluation, the first of them before training. t counts evaluations.
+
+    With `simulate(seeds=...)` all arrays but `round` and `epoch` have the seeds on their first axis.
+    """
 
     round: np.ndarray  # [t] rounds run so far
     epoch: np.ndarray  # [t] the same in epochs
@@ -26,69 +40,83 @@ class History:
     eval_examples: np.ndarray  # the test examples they were evaluated on; all, likewise
 
     def __repr__(self) -> str:
-        evaluations, nodes = self.accuracy.shape
+        *seeds, evaluations, nodes = self.accuracy.shape
+        several = "".join(f"seeds={count}, " for count in seeds)
         return (
-            f"History(evaluations={evaluations}, rounds={self.round[-1]}, nodes={nodes}, "
-            f"examples={len(self.eval_examples)})"
+            f"History({several}evaluations={evaluations}, rounds={self.round[-1]}, nodes={nodes}, "
+            f"examples={self.eval_examples.shape[-1]})"
         )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """What `simulate` returns."""
+    """What `simulate` returns. With `simulate(seeds=...)` parameters and state have the seeds on their first axis."""
 
-    topology: Topology
+    topology: Topology | list[Topology]  # a list if there was one
     history: History
     params: Any  # pytree of arrays [nodes, ...], the models of all nodes
-    state: Any  # all that the next round would need
-    settings: dict[str, Any]  # the arguments of the run, as far as they are plain values
+    state: Any  # all that the next round would need; None if the result was loaded
+    provenance: dict[str, Any]  # what it takes to check and to repeat the run, as plain values
 
     def __repr__(self) -> str:
-        accuracy = self.history.accuracy[-1]
+        history, several = self.history, "".join(f", seeds={count}" for count in self.history.accuracy.shape[:-2])
+        accuracy = history.accuracy[..., -1, :]
         return (
-            f"Result({self.topology.name!r}, num_nodes={self.topology.num_nodes}, rounds={self.history.round[-1]}, "
-            f"accuracy={accuracy.mean():.4f} ({accuracy.min():.4f} to {accuracy.max():.4f}))"
+            f"Result({self.provenance['topology']!r}, num_nodes={self.provenance['num_nodes']}{several}, "
+            f"rounds={history.round[-1]}, accuracy={accuracy.mean():.4f} ({accuracy.min():.4f} to "
+            f"{accuracy.max():.4f}))"
         )
+
+    def __str__(self) -> str:
+        lines = [f"  {name}: {_shown(value)}" for name, value in self.provenance.items() if value is not None]
+        return "\n".join([repr(self), *lines])
 
     def plot(self, ax: Any = None, *, label: str | None = None) -> Any:
         """Draws test accuracy over epochs as the paper does: mean over nodes bold, minimum and maximum thin."""
         from dcliques_jax import plotting
 
-        return plotting.plot_accuracy({label or self.topology.name: self}, ax=ax)
+        return plotting.plot_accuracy({label or self.provenance["topology"]: self}, ax=ax)
 
     def to_pandas(self) -> Any:
-        """One row for every evaluation and evaluated node, as a pandas DataFrame."""
+        """One row for every seed, evaluation and evaluated node, as a pandas DataFrame."""
         try:
             import pandas as pd
         except ImportError as error:
             raise ImportError("Result.to_pandas needs the package pandas: pip install pandas") from error
         history = self.history
-        evaluations, nodes = history.accuracy.shape
-        return pd.DataFrame(
-            {
-                "round": np.repeat(history.round, nodes),
-                "epoch": np.repeat(history.epoch, nodes),
-                "node": np.tile(history.eval_nodes, evaluations),
-                "accuracy": history.accuracy.ravel(),
-                "loss": history.loss.ravel(),
-                "train_loss": history.train_loss[:, history.eval_nodes].ravel(),
-                "consensus_distance": np.repeat(history.consensus_distance, nodes),
-            }
-        )
+        several = history.accuracy.ndim == 3
+        accuracy = history.accuracy if several else history.accuracy[None]
+        evaluated = history.eval_nodes if several else history.eval_nodes[None]  # [seeds, nodes]
+        train_loss = history.train_loss.reshape(len(accuracy), len(history.round), -1)  # [seeds, t, nodes]
+        columns = {
+            "seed": np.reshape(self.provenance["seeds"], (-1, 1, 1)),
+            "round": history.round[None, :, None],
+            "epoch": history.epoch[None, :, None],
+            "node": evaluated[:, None, :],
+            "accuracy": accuracy,
+            "loss": history.loss.reshape(accuracy.shape),
+            "train_loss": np.take_along_axis(train_loss, evaluated[:, None], 2),
+            "consensus_distance": history.consensus_distance.reshape(len(accuracy), -1, 1),
+        }
+        return pd.DataFrame({name: np.broadcast_to(values, accuracy.shape).ravel() for name, values in columns.items()})
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes history, parameters, topology and settings to one NumPy `.npz` file, whole or not at all.
+        """Writes history, parameters, topology and provenance to one NumPy `.npz` file, whole or not at all.
 
-        Arrays are named `history/...`, `params/...` (by their place in the pytree) and `topology/...`; `settings` is a
-        JSON text. `numpy.load` reads them without pickle.
+        Arrays are named `history/...`, `params/...` (by their place in the pytree) and `topology/...` (`topology/0/...`
+        if there are several); `about` is a JSON text. `Result.load` reads them, and `numpy.load` without pickle.
         """
         arrays = {f"history/{name}": value for name, value in vars(self.history).items()}
         for place, leaf in jax.tree_util.tree_leaves_with_path(self.params):
             arrays[f"params/{jax.tree_util.keystr(place, simple=True, separator='/')}"] = np.asarray(leaf)
-        for name in ("edges", "clique_ids", "gradient_edges"):
-            if (array := getattr(self.topology, name)) is not None:
-                arrays[f"topology/{name}"] = array
-        arrays["settings"] = np.array(json.dumps({"topology": self.topology.name, **self.settings}))
+        several = isinstance(self.topology, list)
+        graphs = self.topology if isinstance(self.topology, list) else [self.topology]
+        for number, graph in enumerate(graphs):
+            for name in ("edges", "clique_ids", "gradient_edges"):
+                if (array := getattr(graph, name)) is not None:
+                    arrays[f"topology/{number}/{name}"] = array
+        about = {"provenance": self.provenance, "topologies": [graph.name for graph in graphs], "several": several}
+        arrays["about"] = np.array(json.dumps(about))
         target = pathlib.Path(path)
         unfinished = target.with_name(f".{target.name}.{os.getpid()}")
         try:
@@ -97,3 +125,42 @@ class Result:
             unfinished.replace(target)
         finally:
             unfinished.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Result":
+        """Reads what `save` wrote. Parameters come as nested dictionaries, named by their places; no state comes back.
+
+        Nothing in the file can run code: a file that is no saved result is refused with a `ValueError`.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            about = json.loads(str(arrays.pop("about")))
+            provenance, names = dict(about["provenance"]), list(about["topologies"])
+            parts: dict[str, Any] = {}
+            for name, array in arrays.items():
+                *places, last = name.split("/")
+                within = parts
+                for place in places:
+                    within = within.setdefault(place, {})
+                within[last] = array
+            graphs = [
+                Topology(
+                    num_nodes=int(provenance["num_nodes"]),
+                    edges=parts["topology"][str(number)]["edges"],
+                    clique_ids=parts["topology"][str(number)].get("clique_ids"),
+                    gradient_edges=parts["topology"][str(number)].get("gradient_edges"),
+                    name=str(name),
+                )
+                for number, name in enumerate(names)
+            ]
+            topology = graphs if about["several"] else graphs[0]
+            return cls(topology, History(**parts["history"]), parts["params"], None, provenance)
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # whatever NumPy, zipfile and json raise for files that are not theirs
+            raise ValueError(f"{os.fspath(path)} is not what Result.save writes, or it is corrupt: {error}") from error
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(f"{name} {entry}" for name, entry in value.items()) if isinstance(value, dict) else str(value)

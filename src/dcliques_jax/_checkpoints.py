@@ -1,0 +1,129 @@
+"""Runs that go on where they were stopped.
+
+A folder holds `run.json`, which tells the run it belongs to, and the last checkpoint, written by orbax: whole or not at
+all, whenever the process is killed. Nothing that is read from it can run code.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dcliques_jax._programs import SimulationState
+from dcliques_jax.results import Record
+
+_NAME = "run.json"
+
+
+class Checkpoints:
+    """The checkpoints of a run in a folder; without a folder nothing is saved or found."""
+
+    def __init__(self, directory: str | os.PathLike[str] | None) -> None:
+        self.directory = None if directory is None else pathlib.Path(directory).absolute()
+
+    def part(self, number: int) -> "Checkpoints":
+        """The checkpoints of a part of the runs, in a folder of their own."""
+        return Checkpoints(None if self.directory is None else self.directory / f"from_run_{number}")
+
+    def remembered(self, **value: int) -> int:
+        """One number, as it was when the folder was new."""
+        ((name, number),) = value.items()
+        return number if self.directory is None else int(_remembered(self.directory, value)[name])
+
+    def check(self, identity: dict[str, Any]) -> None:
+        """Raises a `ValueError` if the folder belongs to a run of another identity; a new folder gets this one."""
+        if self.directory is None:
+            return
+        identity = json.loads(json.dumps(identity))  # as it is read back
+        found = _remembered(self.directory, identity)
+        names = [name for name in {**identity, **found} if found.get(name) != identity.get(name)]
+        if names:
+            differing = "; ".join(f"{name} was {found.get(name)} and is {identity.get(name)}" for name in names)
+            raise ValueError(
+                f"{self.directory} holds checkpoints of another run: {differing}. Pass the same arguments, or another "
+                "checkpoint_dir"
+            )
+
+    def save(self, state: SimulationState, records: list[Record]) -> None:
+        """Saves all that is needed to go on, in the place of what was saved before."""
+        if self.directory is None:
+            return
+        leaves = {str(number): _plain(leaf) for number, leaf in enumerate(jax.tree.leaves(state))}
+        history = {name: np.stack([getattr(record, name) for record in records]) for name in Record._fields}
+        with _manager(self.directory) as (ocp, manager):
+            args = {"state": ocp.args.StandardSave(leaves), "history": ocp.args.StandardSave(history)}
+            manager.save(records[-1].round, args=ocp.args.Composite(**args))
+
+    def restore(self, state: SimulationState, evaluated: list[int]) -> tuple[SimulationState, list[Record]]:
+        """What was saved last; the given state and no records if nothing was."""
+        if self.directory is None:
+            return state, []
+        leaves, structure = jax.tree.flatten(state)
+        like = {str(number): _plain(leaf) for number, leaf in enumerate(leaves)}
+        with _manager(self.directory) as (ocp, manager):
+            step = manager.latest_step()
+            if step is None:
+                return state, []
+            if step not in evaluated:
+                raise ValueError(
+                    f"the run in {self.directory} is at round {step}, further than the {evaluated[-1]} that were asked "
+                    "for: pass extend= as before"
+                )
+            args = {"state": ocp.args.StandardRestore(like), "history": ocp.args.StandardRestore()}
+            try:
+                found = manager.restore(step, args=ocp.args.Composite(**args))
+            except Exception as error:  # whatever the library raises for files that it cannot read
+                raise ValueError(
+                    f"the checkpoint in {self.directory} cannot be read ({error}): remove the folder to start afresh"
+                ) from error
+        restored = [_like(found["state"][str(number)], leaf) for number, leaf in enumerate(leaves)]
+        columns = [np.asarray(found["history"][name]) for name in Record._fields]
+        return jax.tree.unflatten(structure, restored), [Record(*row) for row in zip(*columns, strict=True)]
+
+
+def _remembered(directory: pathlib.Path, new: dict[str, Any]) -> dict[str, Any]:
+    """What a folder says of its run; a new folder is told it first."""
+    path = directory / _NAME
+    if path.exists():
+        try:
+            return dict(json.loads(path.read_text()))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path} is corrupt: remove the folder {directory} to start afresh") from error
+    directory.mkdir(parents=True, exist_ok=True)
+    if others := [entry.name for entry in directory.iterdir() if not entry.name.startswith(f".{_NAME}")]:
+        raise ValueError(
+            f"checkpoint_dir={str(directory)!r} holds {others[0]} but no {_NAME}: pass a new or empty folder"
+        )
+    unfinished = path.with_name(f".{_NAME}.{os.getpid()}")
+    unfinished.write_text(json.dumps(new, indent=1))
+    unfinished.replace(path)
+    return new
+
+
+@contextlib.contextmanager
+def _manager(directory: pathlib.Path) -> Iterator[tuple[Any, Any]]:
+    """Orbax, and its manager of a folder of which only the last whole checkpoint is kept."""
+    import orbax.checkpoint as ocp  # type: ignore[import-untyped]
+
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=1, enable_async_checkpointing=False, cleanup_tmp_directories=True
+    )
+    with ocp.CheckpointManager(directory / "checkpoints", options=options) as manager:
+        yield ocp, manager
+
+
+def _plain(leaf: jax.Array) -> jax.Array:
+    """Keys of random generators as the integers they hold."""
+    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+
+
+def _like(found: jax.Array, leaf: jax.Array) -> jax.Array:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(found, impl=jax.random.key_impl(leaf))
+    return jnp.asarray(found)

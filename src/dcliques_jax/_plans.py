@@ -1,0 +1,191 @@
+"""What `simulate` was asked for, checked: its runs, how long they last, and what is evaluated when."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dcliques_jax import _checks, models, partitions, sampling
+from dcliques_jax._programs import Params, stacked
+from dcliques_jax.algorithms import Algorithm
+from dcliques_jax.datasets import Dataset
+from dcliques_jax.partitions import PartitionedDataset
+from dcliques_jax.topologies import Topology
+
+_INITS = ("shared", "averaged", "independent")
+_BATCH_SHARE = 128 / 500  # of a node's examples: the paper's batch size for MNIST on 100 nodes, and 13 on 1000
+
+
+class Run(NamedTuple):
+    """What differs between runs that are simulated together."""
+
+    topology: Topology
+    data: PartitionedDataset
+    seed: int
+
+
+class Parts(NamedTuple):
+    """What they have in common."""
+
+    model: models.Model
+    model_name: str
+    algorithm: Algorithm
+    loss_fn: Callable[[jax.Array, jax.Array], jax.Array]
+    init: Any
+
+
+class Plan(NamedTuple):
+    """How long runs last, in which batches, and what is evaluated when."""
+
+    batch_size: int
+    rounds_per_epoch: int
+    evaluated: list[int]  # the rounds after which models are evaluated: 0, .., the last
+    eval_nodes: int | None
+    eval_examples: int | None
+
+    def nodes(self, run: Run) -> np.ndarray:
+        """The nodes of a run that are evaluated."""
+        return _subset(self.eval_nodes, run.data.num_nodes, _checks.generator(run.seed, 1))
+
+    def examples(self, run: Run) -> np.ndarray:
+        """The test examples on which they are."""
+        return _subset(self.eval_examples, len(run.data.dataset.test_labels), _checks.generator(run.seed, 2))
+
+    def until(self, last: int) -> "Plan":
+        """The plan, ended earlier."""
+        return self._replace(evaluated=[number for number in self.evaluated if number <= last])
+
+
+def make_runs(topology: Any, dataset: Any, seed: int, seeds: Sequence[int] | None) -> list[Run]:
+    """One run for each seed. Topologies and data sets may be lists, one for each seed."""
+    if seeds is None:
+        seed = _checks.integer("seed", seed, 0, 2**32 - 1)
+        return [Run(topology, _partitioned(topology, dataset, seed), seed)]
+    if isinstance(seeds, (str, int)) or len(seeds) == 0:
+        raise ValueError(f"seeds={seeds!r} must be a list of integers, one for each run")
+    numbers = [_checks.integer("seeds", number, 0, 2**32 - 1) for number in seeds]
+    topologies, datasets = (
+        _one_each(name, value, len(numbers)) for name, value in (("topology", topology), ("dataset", dataset))
+    )
+    runs = [
+        Run(graph, _partitioned(graph, data, number), number)
+        for graph, data, number in zip(topologies, datasets, numbers, strict=True)
+    ]
+    for run in runs[1:]:
+        if run.data.dataset is not runs[0].data.dataset:
+            raise ValueError(f"the data of seed {run.seed} is not split from the same Dataset as that of {numbers[0]}")
+        if run.data.indices.shape != runs[0].data.indices.shape:
+            raise ValueError(
+                f"the data of seed {run.seed} is split into {run.data.indices.shape} (nodes, most examples), that of "
+                f"seed {numbers[0]} into {runs[0].data.indices.shape}: runs of several seeds need equal shapes"
+            )
+    return runs
+
+
+def _one_each(name: str, value: Any, count: int) -> list[Any]:
+    if not isinstance(value, (list, tuple)):
+        return [value] * count
+    if len(value) != count:
+        raise ValueError(f"{name} is a list of {len(value)} for {count} seeds: give one for each seed, or one for all")
+    return list(value)
+
+
+def _partitioned(topology: Topology, dataset: PartitionedDataset | Dataset, seed: int) -> PartitionedDataset:
+    if not isinstance(topology, Topology):
+        raise ValueError(f"topology={topology!r} is no Topology: build one with dcliques_jax.topologies")
+    if isinstance(dataset, Dataset):
+        return partitions.iid(dataset, topology.num_nodes, seed=seed)
+    if not isinstance(dataset, PartitionedDataset):
+        raise ValueError(f"dataset={dataset!r} is no data set: build one with dcliques_jax.datasets and .partitions")
+    if topology.num_nodes != dataset.num_nodes:
+        raise ValueError(
+            f"the topology has {topology.num_nodes} nodes but the data is split over {dataset.num_nodes}: build both "
+            "for the same number"
+        )
+    return dataset
+
+
+def make_plan(
+    runs: list[Run],
+    *,
+    epochs: int | None = None,
+    rounds: int | None = None,
+    extend: int = 0,
+    batch_size: int | None = None,
+    eval_every: int = 1,
+    eval_nodes: int | None = None,
+    eval_examples: int | None = None,
+) -> Plan:
+    """The plan that all runs follow."""
+    data = runs[0].data
+    largest = int(data.sizes.max())
+    if batch_size is None:
+        batch_size = int(np.ceil(_BATCH_SHARE * largest))
+    batch_size = _checks.integer("batch_size", batch_size, 1, largest, "the examples of the largest node")
+    per_epoch = sampling.rounds_per_epoch(data.sizes, batch_size)
+    evaluated = _evaluated_rounds(epochs, rounds, extend, eval_every, per_epoch)
+    if eval_nodes is not None:
+        eval_nodes = _checks.integer("eval_nodes", eval_nodes, 1, data.num_nodes)
+    if eval_examples is not None:
+        eval_examples = _checks.integer("eval_examples", eval_examples, 1, len(data.dataset.test_labels))
+    return Plan(batch_size, per_epoch, evaluated, eval_nodes, eval_examples)
+
+
+def _evaluated_rounds(
+    epochs: int | None, rounds: int | None, extend: int, eval_every: int, per_epoch: int
+) -> list[int]:
+    """The rounds after which models are evaluated: 0, every `eval_every`, the last, and the last of an extension."""
+    if epochs is not None and rounds is not None:
+        raise ValueError(f"epochs={epochs} and rounds={rounds} exclude each other: give one")
+    if rounds is not None:
+        total, unit = _checks.integer("rounds", rounds, 0), 1
+    else:
+        total, unit = _checks.integer("epochs", 10 if epochs is None else epochs, 0), per_epoch
+    interval = _checks.integer("eval_every", eval_every, 1)
+    extended = total + _checks.integer("extend", extend, 0)
+    return [at * unit for at in sorted({*range(0, extended, interval), total, extended})]
+
+
+def _subset(count: int | None, available: int, rng: np.random.Generator) -> np.ndarray:
+    """All, or that many at random, of 0 .. available - 1; in order."""
+    return np.arange(available) if count is None else np.sort(rng.choice(available, count, replace=False))
+
+
+def check_fit(run: Run, parts: Parts) -> None:
+    """Raises a `ValueError` where the pieces of a run do not fit together; traces them, but compiles nothing."""
+    model, _, algorithm, loss_fn, init = parts
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(f"algorithm={algorithm!r} is no algorithm: pass for example algorithms.dsgd(optax.sgd(0.1))")
+    dataset = run.data.dataset
+    examples = dataset.train_inputs[:1].repeat(2, axis=0)
+    params = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), examples)
+    logits, expected = jax.eval_shape(model.apply, params, examples), (2, dataset.num_classes)
+    if logits.shape != expected:
+        raise ValueError(
+            f"the model returns logits of shape {logits.shape} for two examples of {expected[1]} classes: "
+            f"it must return {expected}"
+        )
+    losses = jax.eval_shape(loss_fn, logits, dataset.train_labels[:1].repeat(2))
+    if getattr(losses, "shape", None) != (2,):
+        raise ValueError(f"loss_fn returns {losses} for two examples: it must return one loss an example, not a mean")
+    if isinstance(init, str):
+        _checks.choice("init", init, _INITS)
+    elif _shapes(init) != _shapes(params):
+        raise ValueError(f"init has leaves {_shapes(init)}, but one node's parameters are {_shapes(params)}")
+    elif not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(init)):
+        raise ValueError("init holds NaN or infinite values: pass finite parameters")
+    with contextlib.suppress(jax.errors.JAXTypeError):  # an algorithm that looks at values shows its errors later
+        jax.eval_shape(lambda params: algorithm.init(run.topology, stacked(params, run.data.num_nodes)), params)
+
+
+def _shapes(tree: Params) -> dict[str, str]:
+    """Type and shape of every leaf by its place in the tree; all floating-point types count as the same."""
+
+    def described(leaf: Any) -> str:
+        array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+        return f"{'float' if jnp.issubdtype(array.dtype, jnp.floating) else array.dtype}{list(array.shape)}"
+
+    return {jax.tree_util.keystr(place): described(leaf) for place, leaf in jax.tree_util.tree_leaves_with_path(tree)}
