@@ -1,7 +1,9 @@
 import dataclasses
 import gzip
 import hashlib
+import os
 import pickle
+import struct
 import sys
 
 import numpy as np
@@ -94,9 +96,12 @@ def test_mnist_5k_names_its_extra_when_it_is_missing(monkeypatch):
 @pytest.mark.parametrize("load", [datasets.mnist, datasets.cifar10])
 def test_missing_files_are_an_error_that_helps(load, tmp_path, monkeypatch):
     monkeypatch.delenv("DCLIQUES_DATA_DIR", raising=False)
-    for data_dir in (None, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"(?s)data_dir.*DCLIQUES_DATA_DIR.*mnist_5k"):
-            load(data_dir)
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    message = r"(?s)data_dir.*DCLIQUES_DATA_DIR.*mnist_5k"
+    with pytest.raises(FileNotFoundError, match=message):
+        load(tmp_path)
+    with pytest.raises(FileNotFoundError, match=message + r".*tensorflow-datasets.*dcliques_jax\[tfds\]"):
+        load()
 
 
 def test_one_missing_file_is_named(tmp_path):
@@ -175,6 +180,89 @@ def test_bad_arrays_are_refused(change, message):
     if "num_classes=" not in message:  # a data set made in any other way is checked too
         with pytest.raises(ValueError, match=message):
             dataclasses.replace(datasets.from_arrays(**GOOD), **change)
+
+
+def python2_batch(rows, labels):
+    """A CIFAR-10 batch as Python 2 has pickled it: text is bytes, and arrays are called numpy.core.multiarray."""
+
+    def text(content):
+        return b"T" + struct.pack("<I", len(content)) + content
+
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85" + text(b"b") + b"\x87R(K\x01"
+    shape = b"J" + struct.pack("<i", len(rows)) + b"M\0\x0c\x86"
+    dtype = b"cnumpy\ndtype\n" + text(b"u1") + b"K\0K\x01\x87R(K\x03" + text(b"|") + b"NNNJ" + b"\xff" * 4
+    dtype += b"J" + b"\xff" * 4 + b"K\0tb"
+    numbers = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
+    data = text(b"data") + array + shape + dtype + b"\x89" + text(rows.tobytes()) + b"tb"
+    return b"\x80\x02}(" + text(b"labels") + numbers + data + b"u."
+
+
+def idx(array):
+    return gzip.compress(bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes())
+
+
+ROWS, LABELS = np.random.default_rng(0).integers(256, size=(2, 3072), dtype=np.uint8), np.array([3, 9], np.uint8)
+BATCH = np.concatenate([LABELS[:, None], ROWS], axis=1).tobytes()
+
+
+def test_published_formats_are_read():
+    np.testing.assert_array_equal(datasets._read_idx(idx(ROWS)), ROWS)
+    content = python2_batch(ROWS, LABELS)
+    loaded = pickle.loads(content, encoding="bytes")  # it is what it claims to be
+    np.testing.assert_array_equal(loaded[b"data"], ROWS)
+    for rows, labels in (datasets._read_cifar_py(content), datasets._read_cifar_bin(BATCH)):
+        np.testing.assert_array_equal(rows, ROWS)
+        np.testing.assert_array_equal(labels, LABELS)
+
+
+@given(st.binary(min_size=1, max_size=100), st.integers(1, 9))
+def test_what_is_no_idx_file_is_refused(content, cut):
+    whole = gzip.decompress(idx(ROWS))
+    unpacked = [content[:4], b"\0\0\x08", b"\0\0\x08\0" + content, b"\0\0\x0b" + content]
+    unpacked += [whole + content, whole[:-cut], whole[:cut]]
+    for wrong in (content, idx(ROWS)[:-cut], idx(ROWS)[cut:], *map(gzip.compress, unpacked)):
+        with pytest.raises(ValueError, match="not a"):
+            datasets._read_idx(wrong)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 255))
+def test_a_changed_idx_file_is_refused_or_the_same(position, value):
+    content = bytearray(idx(ROWS))
+    content[position % len(content)] = value
+    try:
+        np.testing.assert_array_equal(datasets._read_idx(bytes(content)), ROWS)
+    except ValueError as error:
+        assert str(error).startswith("not a")  # noqa: PT017 - either outcome is right
+
+
+ANYTHING = st.recursive(
+    st.none() | st.integers() | st.binary(max_size=20) | st.just(np.zeros((2, 7), np.uint8)) | st.just(os.getcwd),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([b"data", b"labels"]), inner),
+)
+
+
+@given(st.binary(max_size=100), st.integers(0, 6000), ANYTHING)
+def test_what_is_no_cifar_batch_is_refused(content, cut, thing):
+    for wrong in (content, BATCH[: cut % len(BATCH)]):
+        if len(wrong) != 3073:
+            with pytest.raises(ValueError, match="not a CIFAR-10 batch"):
+                datasets._read_cifar_bin(wrong)
+    # Not random bytes: a random opcode may ask the reader of pickles for gigabytes. Files are verified before.
+    whole = python2_batch(ROWS, LABELS)
+    for wrong in (whole[: cut % len(whole)], pickle.dumps(thing), pickle.dumps(thing, protocol=2)):
+        with pytest.raises(ValueError, match="not a CIFAR-10 batch"):
+            datasets._read_cifar_py(wrong)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_cifar_batch_runs_no_code(protocol, tmp_path):
+    class Malice:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "was here"),)
+
+    with pytest.raises(ValueError, match="not a CIFAR-10 batch"):
+        datasets._read_cifar_py(pickle.dumps({b"data": Malice(), b"labels": [1]}, protocol))
+    assert not (tmp_path / "was here").exists()
 
 
 @given(st.binary(max_size=200))

@@ -1,11 +1,15 @@
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
 import reference
-from dcliques_jax import datasets, models, simulate, topologies
+from dcliques_jax import algorithms, datasets, layers, metrics, models, simulate, topologies
 
 
 @pytest.mark.usefixtures("x64")
@@ -86,9 +90,109 @@ def test_models_with_state_are_refused():
         simulate(topologies.ring(5), datasets.synthetic(num_train=100), model=Normed(), progress=False)
 
 
+def test_models_that_draw_random_numbers_are_refused():
+    class Dropped(nn.Module):
+        @nn.compact
+        def __call__(self, inputs):
+            return nn.Dense(10)(nn.Dropout(0.5, deterministic=False)(inputs))
+
+    with pytest.raises(ValueError, match=r"Dropped draws random numbers as it is applied, like dropout.*switched off"):
+        simulate(topologies.ring(5), datasets.synthetic(num_train=100), model=Dropped(), progress=False)
+
+
+class Perceptron(nnx.Module):
+    def __init__(self, *, rngs, between=lambda x: x):
+        self.first, self.last = nnx.Linear(16, 8, rngs=rngs), nnx.Linear(8, 10, rngs=rngs)
+        self.between = between
+
+    def __call__(self, inputs):
+        return self.last(nnx.relu(self.between(self.first(inputs))))
+
+
+def test_an_nnx_module_trains_like_the_linen_module_of_the_same_weights():
+    data, topology = datasets.synthetic(num_train=100), topologies.ring(5)
+    start = models.mlp((8,)).init(jax.random.key(1), data.train_inputs[:1])["params"]
+    arguments = {"epochs": 2, "progress": False}
+    ours = simulate(topology, data, model=models.mlp((8,)), init=start, **arguments)
+    named = {"first": start["Dense_0"], "last": start["Dense_1"]}
+    theirs = simulate(topology, data, model=Perceptron, init=named, **arguments)
+    np.testing.assert_allclose(ours.params["Dense_1"]["kernel"], theirs.params["last"]["kernel"], atol=1e-5)
+    independent = simulate(topology, data, model=lambda rngs: Perceptron(rngs=rngs), init="independent", **arguments)
+    kernels = independent.params["first"]["kernel"]
+    assert np.abs(kernels[0] - kernels[1]).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("between", "kept"),
+    [(lambda rngs: nnx.BatchNorm(8, rngs=rngs), "BatchStat"), (lambda rngs: nnx.Dropout(0.5, rngs=rngs), "RngKey")],
+)
+def test_nnx_modules_with_state_are_refused(between, kept):
+    def build(rngs):
+        return Perceptron(rngs=rngs, between=between(rngs))
+
+    with pytest.raises(ValueError, match=rf"build keeps .*{kept}.* besides its parameters.*GroupNorm"):
+        simulate(topologies.ring(5), datasets.synthetic(num_train=100), model=build, progress=False)
+
+
+def test_an_nnx_module_is_built_by_the_library():
+    with pytest.raises(ValueError, match=r"built already: pass a function that builds it"):
+        models.as_model(Perceptron(rngs=nnx.Rngs(0)))
+
+
+def test_a_convolution_of_flax_works_and_the_faster_one_is_named_once():
+    class Net(nn.Module):
+        conv: Any = nn.Conv
+
+        @nn.compact
+        def __call__(self, inputs):
+            return nn.Dense(10)(self.conv(4, (3, 3))(inputs).mean(axis=(1, 2)))
+
+    data, arguments = datasets.synthetic(num_train=40, input_shape=(8, 8, 3)), {"rounds": 2, "progress": False}
+    with pytest.warns(UserWarning, match=r"dcliques_jax\.layers\.Conv") as told:
+        theirs = simulate(topologies.ring(4), data, model=Net(), **arguments)
+    assert len(told) == 1
+    ours = simulate(topologies.ring(4), data, model=Net(layers.Conv), **arguments)  # warnings are errors here
+    np.testing.assert_allclose(ours.history.loss, theirs.history.loss, rtol=1e-4)
+
+
+def test_another_loss_is_minimised_and_measured():
+    """Squared error to one-hot targets, as in regression."""
+
+    def squared_error(logits, labels):
+        return jnp.square(logits - jax.nn.one_hot(labels, 10)).sum(axis=1)
+
+    data, topology = datasets.synthetic(num_train=100), topologies.fully_connected(1)
+    arguments = {"batch_size": 100, "rounds": 3, "progress": False, "init": "shared"}
+    result = simulate(topology, data, loss_fn=squared_error, algorithm=algorithms.dsgd(optax.sgd(0.01)), **arguments)
+    start = simulate(topology, data, **arguments | {"rounds": 0}).params["Dense_0"]
+    kernel, bias = (np.asarray(start[name][0], np.float64) for name in ("kernel", "bias"))
+    x, y = data.train_inputs.astype(np.float64), np.eye(10)[data.train_labels]
+    for _ in range(3):
+        error = 2 * (x @ kernel + bias - y) / len(x)
+        kernel, bias = kernel - 0.01 * x.T @ error, bias - 0.01 * error.sum(axis=0)
+    np.testing.assert_allclose(result.params["Dense_0"]["kernel"][0], kernel, atol=1e-5)
+    test = np.square(data.test_inputs @ kernel + bias - np.eye(10)[data.test_labels]).sum(axis=1).mean()
+    np.testing.assert_allclose(result.history.loss[-1], test, rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss_fn", [lambda *_: 0.0, lambda *batch: metrics.cross_entropy(*batch).mean()])
+def test_a_loss_must_have_one_value_an_example(loss_fn):
+    with pytest.raises(ValueError, match="it must return one loss an example, not a mean"):
+        simulate(topologies.ring(5), datasets.synthetic(), loss_fn=loss_fn, progress=False)
+
+
+def test_learning_rates_may_follow_a_schedule():
+    schedule = optax.piecewise_constant_schedule(0.1, {2: 0.0})  # nothing moves after two rounds
+    data, arguments = datasets.synthetic(num_train=100), {"batch_size": 5, "progress": False}
+    scheduled = algorithms.dsgd(optax.sgd(schedule))
+    short = simulate(topologies.fully_connected(5), data, algorithm=scheduled, rounds=2, **arguments)
+    long = simulate(topologies.fully_connected(5), data, algorithm=scheduled, rounds=6, **arguments)
+    np.testing.assert_allclose(short.params["Dense_0"]["kernel"], long.params["Dense_0"]["kernel"], atol=1e-6)
+
+
 @pytest.mark.parametrize("model", ["logistic", 3, (1, 2), lambda x: x])
 def test_what_is_no_model_is_refused(model):
-    with pytest.raises(ValueError, match=r"is not a model: pass a flax\.linen module"):
+    with pytest.raises(ValueError, match=r"is not a model\. Pass a flax\.linen module"):
         models.as_model(model)
 
 

@@ -1,11 +1,18 @@
-import json
+import contextlib
+import pathlib
+import pickle
+import tempfile
 
+import jax
 import matplotlib.pyplot as plt
 import numpy as np
+import optax
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
-from dcliques_jax import datasets, partitions, plotting, simulate, topologies
+from dcliques_jax import Result, algorithms, datasets, partitions, plotting, simulate, topologies
 
 
 @pytest.fixture(scope="module")
@@ -55,20 +62,79 @@ def test_to_pandas_has_a_row_for_every_evaluation_and_node(result):
     assert row["consensus_distance"] == result.history.consensus_distance[2]
 
 
-def test_save_writes_everything_without_pickle(result, tmp_path):
+def assert_same(one, two):
+    assert one.provenance == two.provenance
+    assert repr(one) == repr(two)
+    for name, values in vars(one.history).items():
+        np.testing.assert_array_equal(values, getattr(two.history, name), err_msg=name)
+    jax.tree.map(np.testing.assert_array_equal, one.params, two.params)
+
+
+def test_saved_and_loaded_it_is_the_same(result, tmp_path):
     path = tmp_path / "run.npz"
     result.save(path)
-    with np.load(path, allow_pickle=False) as saved:
-        np.testing.assert_array_equal(saved["history/accuracy"], result.history.accuracy)
-        np.testing.assert_array_equal(saved["params/Dense_0/kernel"], result.params["Dense_0"]["kernel"])
-        np.testing.assert_array_equal(saved["topology/edges"], result.topology.edges)
-        np.testing.assert_array_equal(saved["topology/clique_ids"], result.topology.clique_ids)
-        np.testing.assert_array_equal(saved["topology/gradient_edges"], result.topology.gradient_edges)
-        settings = json.loads(str(saved["settings"]))
-    assert settings["topology"] == "D-Cliques (fully connected)"
-    assert settings["rounds"] == 12
-    assert settings["seed"] == 0
     assert [file.name for file in tmp_path.iterdir()] == ["run.npz"]
+    loaded = Result.load(path)
+    assert_same(result, loaded)
+    for name in ("num_nodes", "name", "edges", "clique_ids", "gradient_edges"):
+        np.testing.assert_array_equal(getattr(loaded.topology, name), getattr(result.topology, name), err_msg=name)
+    assert loaded.to_pandas().equals(result.to_pandas())
+    assert loaded.state is None
+    with np.load(path, allow_pickle=False) as arrays:
+        np.testing.assert_array_equal(arrays["params/Dense_0/kernel"], result.params["Dense_0"]["kernel"])
+
+
+def test_results_of_several_seeds_are_saved_and_loaded(tmp_path):
+    data, graphs = datasets.synthetic(num_train=200), [topologies.ring(10), topologies.fully_connected(10)]
+    result = simulate(graphs, data, seeds=[5, 6], eval_nodes=3, epochs=2, progress=False)
+    result.save(tmp_path / "runs.npz")
+    loaded = Result.load(tmp_path / "runs.npz")
+    assert_same(result, loaded)
+    assert [graph.name for graph in loaded.topology] == ["ring", "fully connected"]
+    frame = loaded.to_pandas()
+    assert len(frame) == 2 * 3 * 3
+    row = frame[(frame["seed"] == 6) & (frame["epoch"] == 1)].iloc[2]
+    assert row["node"] == result.history.eval_nodes[1, 2]
+    assert row["accuracy"] == result.history.accuracy[1, 1, 2]
+    assert row["train_loss"] == result.history.train_loss[1, 1, int(row["node"])]
+    assert row["consensus_distance"] == result.history.consensus_distance[1, 1]
+    assert repr(result.history) == "History(seeds=2, evaluations=3, rounds=8, nodes=3, examples=200)"
+    assert repr(result).startswith("Result('ring', num_nodes=10, seeds=2, rounds=8, accuracy=0.")
+
+
+@given(st.binary(max_size=300), st.integers(0, 10_000), st.booleans())
+def test_whatever_is_in_a_file_loading_it_gives_a_result_or_a_value_error(saved_bytes, junk, place, cut):
+    place %= len(saved_bytes)
+    content = saved_bytes[:place] + junk + (b"" if cut else saved_bytes[place + len(junk) :])
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "run.npz"
+        path.write_bytes(content)
+        with contextlib.suppress(ValueError):
+            assert isinstance(Result.load(path), Result)
+
+
+@pytest.fixture(scope="module")
+def saved_bytes(result, tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "run.npz"
+    result.save(path)
+    return path.read_bytes()
+
+
+class Burglar:
+    def __reduce__(self):
+        return (pytest.fail, ("code in a file was run",))
+
+
+def test_loading_never_runs_code(tmp_path):
+    for name, content in {"array.npz": {"about": np.array([Burglar()], object)}, "empty.npz": {}}.items():
+        np.savez(tmp_path / name, **content)
+        with pytest.raises(ValueError, match=r"is not what Result\.save writes, or it is corrupt"):
+            Result.load(tmp_path / name)
+    (tmp_path / "pickle.npz").write_bytes(pickle.dumps(Burglar()))
+    with pytest.raises(ValueError, match=r"is not what Result\.save writes, or it is corrupt"):
+        Result.load(tmp_path / "pickle.npz")
+    with pytest.raises(FileNotFoundError):
+        Result.load(tmp_path / "missing.npz")
 
 
 def test_save_leaves_nothing_half_written(result, tmp_path, monkeypatch):
@@ -88,3 +154,29 @@ def test_save_leaves_nothing_half_written(result, tmp_path, monkeypatch):
 def test_it_prints_what_happened(result):
     assert repr(result).startswith("Result('D-Cliques (fully connected)', num_nodes=10, rounds=12, accuracy=0.")
     assert repr(result.history) == "History(evaluations=4, rounds=12, nodes=4, examples=200)"
+
+
+def test_it_tells_where_its_numbers_come_from(result):
+    told = result.provenance
+    assert told["topology"] == "D-Cliques (fully connected)"
+    assert told["model"] == "LogisticRegression(num_classes=10)"
+    assert (told["rounds"], told["seeds"], told["init"], told["eval_nodes"]) == (12, [0], "shared", 4)
+    assert told["versions"]["jax"] == jax.__version__
+    assert told["device"] == "cpu"
+    text = str(result)
+    for line in ("  seeds: [0]", f"  dataset_checksum: {told['dataset_checksum']}", f"jax {jax.__version__}"):
+        assert line in text
+    assert text.startswith(repr(result))
+
+
+def test_checksums_tell_data_and_programs_apart(result):
+    def told(seed=0, **arguments):
+        data = partitions.shards(datasets.synthetic(num_train=200, seed=seed), 10)
+        return simulate(topologies.ring(10), data, rounds=1, progress=False, **arguments).provenance
+
+    one, again, other = told(), told(), told(seed=1)
+    assert one == again
+    names = [name for name in one if one[name] != other[name]]
+    assert names == ["dataset_checksum", "partition_checksum"]
+    slower = told(algorithm=algorithms.dsgd(optax.sgd(0.05)))
+    assert [name for name in one if one[name] != slower[name]] == ["program"]

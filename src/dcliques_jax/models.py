@@ -4,14 +4,17 @@ Models never see nodes: they are written for one, and the simulator lifts them o
 """
 
 import dataclasses
-from collections.abc import Callable
+import inspect
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from dcliques_jax import layers
+from dcliques_jax import _checks, layers
 
 Params = Any
 
@@ -41,6 +44,17 @@ def gn_lenet(num_classes: int = 10) -> nn.Module:
     return GNLeNet(num_classes)
 
 
+def mlp(hidden: Sequence[int] = (200,), num_classes: int = 10) -> nn.Module:
+    """A perceptron with hidden layers of the given sizes and ReLU between them, on the flattened inputs.
+
+    Weights and biases start uniform in +-1/sqrt(fan_in).
+
+    >>> num_parameters(mlp((200,)), jnp.zeros((1, 28, 28, 1)))
+    159010
+    """
+    return MLP(tuple(_checks.integer("hidden", size, 1) for size in hidden), num_classes)
+
+
 class LogisticRegression(nn.Module):
     """One linear layer; see `logistic_regression`."""
 
@@ -50,6 +64,21 @@ class LogisticRegression(nn.Module):
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Logits [batch, classes] of inputs [batch, ...]."""
         return _dense(self.num_classes, inputs.reshape(len(inputs), -1))
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU between them; see `mlp`."""
+
+    hidden: tuple[int, ...]
+    num_classes: int = 10
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Logits [batch, classes] of inputs [batch, ...]."""
+        x = inputs.reshape(len(inputs), -1)
+        for size in self.hidden:
+            x = nn.relu(_dense(size, x))
+        return _dense(self.num_classes, x)
 
 
 class GNLeNet(nn.Module):
@@ -75,14 +104,24 @@ class GNLeNet(nn.Module):
 
 
 def as_model(model: Any) -> Model:
-    """What `simulate(model=...)` takes, as a `Model`: a flax module, or a pair of functions `(init, apply)`."""
+    """What `simulate(model=...)` takes, as a `Model`.
+
+    That is a flax.linen module, a function of `rngs` that builds a flax.nnx module, or a pair of functions
+    `(init, apply)`.
+    """
     if isinstance(model, nn.Module):
         return _from_linen(model)
     if isinstance(model, tuple) and len(model) == 2 and all(callable(function) for function in model):
         return Model(*model)
+    if callable(model) and not _is_nnx(model):
+        call = model.__init__ if isinstance(model, type) else model  # type: ignore[misc]
+        if "rngs" in inspect.signature(call).parameters:
+            return _from_nnx(model)
+    built = " It is built already: pass a function that builds it, lambda rngs: ..." if _is_nnx(model) else ""
     raise ValueError(
-        f"model={model!r} is not a model: pass a flax.linen module such as models.logistic_regression(), or a pair "
-        "of functions (init(key, example_inputs) -> params, apply(params, inputs) -> logits)"
+        f"model={model!r} is not a model.{built} Pass a flax.linen module such as models.logistic_regression(), a "
+        "function that builds a flax.nnx module such as lambda rngs: MyModule(rngs=rngs), or a pair of functions "
+        "(init(key, example_inputs) -> params, apply(params, inputs) -> logits)"
     )
 
 
@@ -110,18 +149,56 @@ def num_parameters(model: Any, example_inputs: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
+_STATELESS = (
+    "and a round averages parameters and nothing else: use a module without, for example with GroupNorm instead of "
+    "BatchNorm, and dropout switched off"
+)
+
+
 def _from_linen(module: nn.Module) -> Model:
+    name = type(module).__name__
+
     def init(key: jax.Array, example_inputs: jax.Array) -> Params:
         variables = module.init(key, example_inputs)
         if others := set(variables) - {"params"}:
-            raise ValueError(
-                f"{type(module).__name__} keeps {', '.join(sorted(others))} besides its parameters, which gossip does "
-                "not average: use a module without state, for example GroupNorm instead of BatchNorm"
-            )
+            raise ValueError(f"{name} keeps {', '.join(sorted(others))} besides its parameters, {_STATELESS}")
         return variables["params"]
 
     def apply(params: Params, inputs: jax.Array) -> jax.Array:
-        logits: jax.Array = module.apply({"params": params}, inputs)
+        try:
+            logits: jax.Array = module.apply({"params": params}, inputs)
+        except flax.errors.InvalidRngError as error:
+            raise ValueError(f"{name} draws random numbers as it is applied, like dropout, {_STATELESS}") from error
+        return logits
+
+    return Model(init, apply)
+
+
+def _is_nnx(model: Any) -> bool:
+    """Whether it is an nnx module; without importing flax.nnx, which takes long, if nobody did."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(model, nnx.Module)
+
+
+def _from_nnx(build: Callable[..., Any]) -> Model:
+    from flax import nnx
+
+    def split(key: jax.Array) -> Any:
+        definition, params, others = nnx.split(build(rngs=nnx.Rngs(key)), nnx.Param, ...)
+        kept = jax.tree.leaves(others, is_leaf=lambda value: isinstance(value, nnx.Variable))
+        if kinds := sorted({type(variable).__name__ for variable in kept}):
+            name = getattr(build, "__name__", "the module")
+            raise ValueError(f"{name} keeps {', '.join(kinds)} besides its parameters, {_STATELESS}")
+        return definition, params
+
+    def init(key: jax.Array, example_inputs: jax.Array) -> Params:
+        return nnx.to_pure_dict(split(key)[1])
+
+    def apply(params: Params, inputs: jax.Array) -> jax.Array:
+        # The structure is found by building the module without computing anything.
+        definition, state = jax.eval_shape(split, jax.random.key(0))
+        nnx.replace_by_pure_dict(state, params)
+        logits: jax.Array = nnx.merge(definition, state)(inputs)
         return logits
 
     return Model(init, apply)

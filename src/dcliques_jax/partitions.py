@@ -6,6 +6,7 @@ same partition.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,12 @@ class PartitionedDataset:
     def label_distribution(self) -> np.ndarray:
         """The local label distributions p_i(y), `[nodes, classes]`; each row sums to 1."""
         return self.label_counts / self.sizes[:, None]
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws how many examples of each label every node holds."""
+        from dcliques_jax import plotting
+
+        return plotting.plot_partition(self, ax=ax)
 
     def __repr__(self) -> str:
         smallest, largest = self.sizes.min(), self.sizes.max()

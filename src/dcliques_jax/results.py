@@ -133,8 +133,8 @@ class Result:
         Nothing in the file can run code: a file that is no saved result is refused with a `ValueError`.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as saved:
+                arrays = {name: saved[name] for name in saved.files}
             about = json.loads(str(arrays.pop("about")))
             provenance, names = dict(about["provenance"]), list(about["topologies"])
             parts: dict[str, Any] = {}

@@ -45,6 +45,12 @@ class Topology:
 
         return make_report(self, label_distribution, num_parameters=num_parameters)
 
+    def plot(self, label_distribution: npt.ArrayLike | None = None, *, ax: Any = None) -> Any:
+        """Draws who talks to whom, and who has which labels; see `dcliques_jax.plotting.plot_topology`."""
+        from dcliques_jax import plotting
+
+        return plotting.plot_topology(self, label_distribution, ax=ax)
+
     def __repr__(self) -> str:
         grouped = "" if self.clique_ids is None else f", cliques={self.clique_ids.max() + 1}"
         return f"Topology({self.name!r}, num_nodes={self.num_nodes}, edges={len(self.edges)}{grouped})"

@@ -1,0 +1,114 @@
+"""Several runs at once are those runs, one by one."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from dcliques_jax import _simulate, algorithms, datasets, mixing, models, partitions, simulate, topologies
+
+DATA = datasets.synthetic(num_train=400, num_test=60, num_classes=5, input_shape=(6,), seed=3)
+SEEDS = [4, 0, 7]
+PARTITIONS = [partitions.shards(DATA, 20, seed=seed) for seed in SEEDS]
+GRAPHS = {
+    "one ring": topologies.ring(20),
+    "D-Cliques": [topologies.d_cliques(data.label_distribution, clique_size=5, seed=1) for data in PARTITIONS],
+    "of uneven degrees": [topologies.ring(20), topologies.random_regular(20, 4), topologies.fully_connected(20)],
+}
+ARGUMENTS = {"epochs": 2, "init": "independent", "eval_nodes": 7, "eval_examples": 31, "progress": False}
+UNEVEN = [partitions.dirichlet(DATA, 20, alpha=0.5, seed=seed) for seed in (0, 1)]
+
+
+def each(value):
+    return value if isinstance(value, list) else [value] * len(SEEDS)
+
+
+def assert_runs_equal_their_own(together, graphs, data, **arguments):
+    for number, (graph, part, seed) in enumerate(zip(each(graphs), each(data), SEEDS, strict=True)):
+        alone = simulate(graph, part, seed=seed, **ARGUMENTS | arguments)
+        for name, expected in vars(alone.history).items():
+            found = getattr(together.history, name)
+            found = found if name in ("round", "epoch") else found[number]
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6, err_msg=name)
+        for found, expected in zip(jax.tree.leaves(together.params), jax.tree.leaves(alone.params), strict=True):
+            np.testing.assert_allclose(found[number], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+def test_each_slice_equals_the_run_of_one_seed(graphs):
+    algorithm = algorithms.dsgd(optax.sgd(0.1, momentum=0.9))
+    together = simulate(GRAPHS[graphs], PARTITIONS, seeds=SEEDS, algorithm=algorithm, **ARGUMENTS)
+    assert together.history.accuracy.shape == (3, 3, 7)
+    assert together.provenance["seeds"] == SEEDS
+    assert_runs_equal_their_own(together, GRAPHS[graphs], PARTITIONS, algorithm=algorithm)
+
+
+def test_bits_are_equal_where_the_form_of_the_weights_is():
+    together = simulate(GRAPHS["D-Cliques"], PARTITIONS, seeds=SEEDS, **ARGUMENTS)
+    for number, seed in enumerate(SEEDS):
+        alone = simulate(GRAPHS["D-Cliques"][number], PARTITIONS[number], seed=seed, **ARGUMENTS)
+        jax.tree.map(lambda a, b, run=number: np.testing.assert_array_equal(a[run], b), together.params, alone.params)
+        np.testing.assert_array_equal(together.history.accuracy[number], alone.history.accuracy)
+
+
+def test_one_data_set_and_one_topology_serve_all_seeds():
+    together = simulate(topologies.ring(20), DATA, seeds=SEEDS, **ARGUMENTS)
+    assert_runs_equal_their_own(together, topologies.ring(20), DATA)
+    assert together.topology.name == "ring"
+
+
+def test_runs_that_do_not_fit_memory_together_run_by_turns(monkeypatch):
+    whole = simulate(GRAPHS["D-Cliques"], PARTITIONS, seeds=SEEDS, **ARGUMENTS)
+    two_runs = 2 * 4 * 20 * 35 * 4  # each four times 20 nodes of 35 floats
+    monkeypatch.setattr(_simulate, "_memory_bytes", lambda: two_runs / _simulate._MEMORY_SHARE)
+    sizes = []
+    original = _simulate.prepare
+    monkeypatch.setattr(_simulate, "prepare", lambda runs, *rest: sizes.append(len(runs)) or original(runs, *rest))
+    parts = simulate(GRAPHS["D-Cliques"], PARTITIONS, seeds=SEEDS, **ARGUMENTS)
+    assert sizes == [2, 1]
+    for name, expected in vars(whole.history).items():
+        np.testing.assert_allclose(getattr(parts.history, name), expected, rtol=1e-6, err_msg=name)
+    jax.tree.map(np.testing.assert_array_equal, whole.state, parts.state)
+
+
+def test_networks_and_one_seed_alone():
+    data = partitions.iid(datasets.synthetic(num_train=40, num_test=8, input_shape=(16, 16, 3)), 4)
+    arguments = {"model": models.gn_lenet(), "rounds": 2, "progress": False}
+    together = simulate(topologies.ring(4), data, seeds=[1, 2], **arguments)
+    alone = simulate(topologies.ring(4), data, seeds=[2], **arguments)
+    assert alone.history.loss.shape == (1, 3, 4)
+    np.testing.assert_allclose(together.history.loss[1], alone.history.loss[0], rtol=1e-4)
+
+
+def test_divergence_names_the_seed():
+    huge = algorithms.dsgd(optax.sgd(1e38))
+    with pytest.raises(FloatingPointError, match=r"at node \d+.* of seed 4"):
+        simulate(topologies.ring(20), DATA, seeds=SEEDS, algorithm=huge, **ARGUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seeds": []}, "must be a list of integers"),
+        ({"seeds": 3}, "must be a list of integers"),
+        ({"seeds": [0, -1]}, "seeds=-1 must be an integer"),
+        ({"seeds": [0, 1], "topology": [topologies.ring(20)]}, "a list of 1 for 2 seeds"),
+        ({"seeds": [0, 1], "dataset": PARTITIONS}, "a list of 3 for 2 seeds"),
+        ({"seeds": [0, 1], "dataset": [PARTITIONS[0], partitions.iid(datasets.synthetic(), 20)]}, "same Dataset"),
+        ({"seeds": [0, 1], "dataset": UNEVEN}, "equal shapes"),
+    ],
+)
+def test_runs_that_do_not_fit_together_are_refused(arguments, message):
+    arguments = {"topology": topologies.ring(20), "dataset": DATA, "progress": False} | arguments
+    with pytest.raises(ValueError, match=message):
+        simulate(**arguments)
+
+
+def test_weights_become_alike():
+    matrices = [mixing.metropolis_hastings(graph) for graph in GRAPHS["of uneven degrees"]]
+    alike = mixing.alike([{"w": matrix, "n": 1} for matrix in matrices])
+    assert {np.shape(tree["w"].values) for tree in alike} == {(20, 19)}
+    for tree, matrix in zip(alike, matrices, strict=True):
+        np.testing.assert_allclose(tree["w"].to_dense(), matrix.to_dense(), atol=1e-15)
+    wide = [mixing.metropolis_hastings(g) for g in (topologies.fully_connected(70), topologies.ring(70))]
+    assert {type(matrix) for matrix in mixing.alike(wide)} == {mixing.Dense}
