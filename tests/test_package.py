@@ -62,13 +62,6 @@ def test_the_readme_s_python_runs():
     assert "495 edges" in python(f"import matplotlib; matplotlib.use('Agg')\n{code}")
 
 
-def test_the_contributing_guide_s_python_runs():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
-    prelude = "import jax.numpy as jnp, optax, dcliques_jax as dc\ndata = dc.datasets.synthetic(input_shape=(4, 4, 1))"
-    assert len(blocks) == 3
-    python("\n".join([prelude, *blocks, "print(result)"]))
-
-
 def test_the_quick_start_saves_its_picture(tmp_path):
     picture = tmp_path / "picture.png"
     arguments = ["--nodes", "20", "--epochs", "1", "--picture", str(picture)]

@@ -1,6 +1,6 @@
 """Where numbers come from: what a `Result` keeps to be checked and repeated, and what a checkpoint is recognised by."""
 
-import importlib.metadata
+import importlib
 import platform
 import subprocess
 from typing import Any
@@ -32,7 +32,7 @@ def provenance(runs: list[Run], plan: Plan, parts: Parts, program: str) -> dict[
         "eval_examples": plan.eval_examples,
         "seeds": [run.seed for run in runs],
         "device": jax.default_backend(),
-        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "versions": {name: importlib.import_module(name).__version__ for name in _PACKAGES},
     }
 
 

@@ -45,7 +45,7 @@ class Report:
 
     @property
     def spectral_gap(self) -> float:
-        """One minus |lambda2|."""
+        """One minus `|lambda2|`."""
         return 1.0 - self.second_eigenvalue
 
     def _title(self) -> str:
