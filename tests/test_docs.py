@@ -14,7 +14,7 @@ NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
 def test_the_site_builds_without_warnings_and_all_notebooks_run(tmp_path):
     built = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", tmp_path / "doctrees", "docs", tmp_path / "site"],
+        [sys.executable, "-m", "sphinx", "-q", "-W", "-d", tmp_path / "doctrees", "docs", tmp_path / "site"],
         cwd=ROOT,
         env=os.environ | {"DCLIQUES_SMALL": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"},
         capture_output=True,
