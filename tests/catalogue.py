@@ -8,6 +8,7 @@ import functools
 import networkx as nx
 import numpy as np
 import optax
+import pytest
 
 from dcliques_jax import algorithms, cliques, datasets, mixing, models, partitions, topologies
 
@@ -22,6 +23,12 @@ def dataset():
 
 def _removed(label_distribution):
     return topologies.remove_intra_clique_edges(topologies.d_cliques(label_distribution, clique_size=5), 2, seed=1)
+
+
+def _mocked_tfds():
+    tfds = pytest.importorskip("tensorflow_datasets", reason="needs dcliques_jax[tfds]")
+    with tfds.testing.mock_data(num_examples=200):
+        return datasets.from_tfds("mnist")
 
 
 TOPOLOGIES = {
@@ -57,10 +64,12 @@ DATASETS = {
     "mnist_5k": lambda data_dir: datasets.mnist_5k(),
     "mnist": lambda data_dir: datasets.mnist(data_dir),
     "cifar10": lambda data_dir: datasets.cifar10(data_dir),
+    "from_tfds": lambda data_dir: _mocked_tfds(),
     "from_arrays": lambda data_dir: datasets.from_arrays(np.eye(3), [0, 1, 2], np.eye(3), [0, 1, 2]),
 }
 
 MODELS = {
+    "mlp": (models.mlp, (28, 28, 1), 159010),
     "logistic_regression": (models.logistic_regression, (28, 28, 1), 7850),
     "gn_lenet": (models.gn_lenet, (32, 32, 3), 85354),
 }

@@ -87,10 +87,12 @@ def test_all_benchmarks_run_and_both_sides_agree(tmp_path):
 def test_progress_shows_accuracy_and_speed_in_a_terminal_only():
     code = "from dcliques_jax import *\nsimulate(topologies.ring(10), datasets.synthetic(), epochs=2, progress={})"
 
-    def in_terminal(progress):
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+
+    def in_terminal(progress, environment=outside):
         reader, writer = pty.openpty()
         termios.tcsetwinsize(writer, (24, 120))
-        subprocess.run([sys.executable, "-c", code.format(progress)], stderr=writer, check=True)
+        subprocess.run([sys.executable, "-c", code.format(progress)], stderr=writer, env=environment, check=True)
         os.close(writer)
         shown = b""
         try:
@@ -103,9 +105,10 @@ def test_progress_shows_accuracy_and_speed_in_a_terminal_only():
 
     shown = in_terminal("True")
     assert re.search(r"ring: a round takes \d+ MB of memory", shown)
-    assert re.search(r"ring: 100%.*8/8 .*round/s, accuracy=0\.\d+", shown)
+    assert re.search(r"ring: 100%.*8/8 .*round/s, accuracy=0\.\d+ / 0\.\d+ / 0\.\d+", shown)
     assert in_terminal("False") == ""
-    piped = subprocess.run([sys.executable, "-c", code.format("True")], capture_output=True, check=True)
+    assert in_terminal("True", os.environ) == "", "it is not quiet under pytest"
+    piped = subprocess.run([sys.executable, "-c", code.format("True")], capture_output=True, env=outside, check=True)
     assert piped.stderr == piped.stdout == b""
 
 

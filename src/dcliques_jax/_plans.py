@@ -49,6 +49,7 @@ class Plan(NamedTuple):
 
     batch_size: int
     rounds_per_epoch: int
+    asked: dict[str, int]  # how long, and how often to evaluate, in epochs or rounds
     evaluated: list[int]  # the rounds after which models are evaluated: 0, .., the last
     eval_nodes: int | None
     eval_examples: int | None
@@ -133,27 +134,24 @@ def make_plan(
         batch_size = int(np.ceil(_BATCH_SHARE * largest))
     batch_size = _checks.integer("batch_size", batch_size, 1, largest, "the examples of the largest node")
     per_epoch = sampling.rounds_per_epoch(data.sizes, batch_size)
-    evaluated = _evaluated_rounds(epochs, rounds, extend, eval_every, per_epoch)
+    if epochs is not None and rounds is not None:
+        raise ValueError(f"epochs={epochs} and rounds={rounds} exclude each other: give one")
+    if rounds is not None:
+        length, unit = {"rounds": _checks.integer("rounds", rounds, 0)}, 1
+    else:
+        length, unit = {"epochs": _checks.integer("epochs", 10 if epochs is None else epochs, 0)}, per_epoch
+    asked = length | {"eval_every": _checks.integer("eval_every", eval_every, 1)}
+    evaluated = _evaluated(*asked.values(), extend=_checks.integer("extend", extend, 0))
     if eval_nodes is not None:
         eval_nodes = _checks.integer("eval_nodes", eval_nodes, 1, data.num_nodes)
     if eval_examples is not None:
         eval_examples = _checks.integer("eval_examples", eval_examples, 1, len(data.dataset.test_labels))
-    return Plan(batch_size, per_epoch, evaluated, eval_nodes, eval_examples)
+    return Plan(batch_size, per_epoch, asked, [unit * at for at in evaluated], eval_nodes, eval_examples)
 
 
-def _evaluated_rounds(
-    epochs: int | None, rounds: int | None, extend: int, eval_every: int, per_epoch: int
-) -> list[int]:
-    """The rounds after which models are evaluated: 0, every `eval_every`, the last, and the last of an extension."""
-    if epochs is not None and rounds is not None:
-        raise ValueError(f"epochs={epochs} and rounds={rounds} exclude each other: give one")
-    if rounds is not None:
-        total, unit = _checks.integer("rounds", rounds, 0), 1
-    else:
-        total, unit = _checks.integer("epochs", 10 if epochs is None else epochs, 0), per_epoch
-    interval = _checks.integer("eval_every", eval_every, 1)
-    extended = total + _checks.integer("extend", extend, 0)
-    return [at * unit for at in sorted({*range(0, extended, interval), total, extended})]
+def _evaluated(length: int, every: int, *, extend: int) -> list[int]:
+    """When models are evaluated: at 0, every `every`, at the end, and at the end of an extension."""
+    return sorted({*range(0, length + extend, every), length, length + extend})
 
 
 def _subset(count: int | None, available: int, rng: np.random.Generator) -> np.ndarray:

@@ -26,6 +26,7 @@ def provenance(runs: list[Run], plan: Plan, parts: Parts, program: str) -> dict[
         "model": parts.model_name,
         "init": parts.init if isinstance(parts.init, str) else f"given, {checksum(*jax.tree.leaves(parts.init))}",
         "program": program,  # a checksum of the model, the algorithm and the loss as compiled
+        **plan.asked,
         "batch_size": plan.batch_size,
         "rounds_per_epoch": plan.rounds_per_epoch,
         "eval_nodes": plan.eval_nodes,

@@ -131,25 +131,22 @@ def simulate(
     watch = Watch(on_evaluation or (lambda _: None), on_nonfinite, progress, one_run=seeds is None)
     checkpoints = Checkpoints(checkpoint_dir)
     at_once = checkpoints.remembered(runs_at_once=_runs_at_once(runs, parts))
-    length = {"epochs": epochs, "rounds": rounds, "eval_every": eval_every}
     outcomes: list[Outcome] = []
     for start in range(0, len(runs), at_once):
         some = runs[start : start + at_once]
-        outcomes.append(_train(some, plan, parts, watch, checkpoints.part(start), length))
+        outcomes.append(_train(some, plan, parts, watch, checkpoints.part(start)))
         # If the first were told to stop, the others stop there, too.
         plan, watch = plan.until(outcomes[0].records[-1].round), watch._replace(may_stop=False)
     return _result(runs, plan, parts, outcomes, one_run=seeds is None)
 
 
-def _train(
-    runs: list[Run], plan: Plan, parts: Parts, watch: Watch, checkpoints: Checkpoints, length: dict[str, Any]
-) -> Outcome:
+def _train(runs: list[Run], plan: Plan, parts: Parts, watch: Watch, checkpoints: Checkpoints) -> Outcome:
     """Simulates some runs at once."""
     program, state, data, examples = prepare(runs, plan, parts)
     evaluate = _evaluation(runs, plan, parts, state.params, data)
     first_rounds = plan.evaluated[min(1, len(plan.evaluated) - 1)]
     memory, checksum = forecast(program, state, data, examples, num_rounds=first_rounds)
-    checkpoints.check(length | provenance(runs, plan, parts, checksum))
+    checkpoints.check(provenance(runs, plan, parts, checksum))
     state, records = checkpoints.restore(state, plan.evaluated)
     losses = counts = np.zeros((len(runs), 0, runs[0].data.num_nodes))  # of the rounds since the last evaluation
     warned = False

@@ -28,9 +28,9 @@ class Arrays(NamedTuple):
     """Two splits of a data set, in the order in which they are stored."""
 
     train_images: np.ndarray  # [train, height, width, channels] uint8
-    train_labels: np.ndarray  # [train] int64
+    train_labels: np.ndarray  # [train] integers
     test_images: np.ndarray  # [test, height, width, channels] uint8
-    test_labels: np.ndarray  # [test] int64
+    test_labels: np.ndarray  # [test] integers
 
 
 def load(
