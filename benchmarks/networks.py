@@ -142,7 +142,7 @@ def measure(quick):
     sizes = [("quick", 20, 4, True)] if quick else [("C100", 100, 20, True), ("C1000", 1000, 2, False)]
     for name, num_nodes, batch_size, vmap in sizes:
         data = workloads.images(num_nodes, batch_size, shape)
-        yield from compared(name, workloads.d_cliques(data), data, batch_size, vmap, repeats=1 if quick else 3)
+        yield from compared(name, workloads.d_cliques(data), data, batch_size, vmap, repeats=1 if quick else 7)
 
 
 def compared(name, topology, data, batch_size, vmap, repeats):

@@ -39,7 +39,7 @@ myst_heading_anchors = 3
 nb_execution_mode = "force"
 nb_execution_timeout = 900
 nb_execution_raise_on_error = True
-nb_merge_streams = True
+nb_output_stderr = "remove"  # progress bars
 suppress_warnings = ["mystnb.unknown_mime_type"]
 
 # Sphinx reads what lies in its folder only: the notebooks are copied there.

@@ -13,6 +13,7 @@ import optax
 import pytest
 
 from dcliques_jax import algorithms, datasets, models, partitions, simulate, topologies
+from dcliques_jax._checks import checksum
 
 DATA = datasets.synthetic(num_train=400, num_test=50, num_classes=4, input_shape=(5,), seed=1)
 SHARDS = partitions.shards(DATA, 20, seed=1)
@@ -134,6 +135,12 @@ def test_the_program_is_recognised_in_another_process(finished):
     code = "import test_checkpoints as t; print(t.run(epochs=4).provenance['program'])"
     again = subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True, check=True)
     assert again.stdout.split()[-1] == told
+
+
+def test_another_process_gets_the_same_bits():
+    code = "import test_checkpoints as t; print(t.checksum(*t.jax.tree.leaves(t.run().state)))"
+    told = subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True, check=True)
+    assert told.stdout.split()[-1] == checksum(*jax.tree.leaves(run().state))
 
 
 def test_folders_that_hold_something_else_are_refused(tmp_path):

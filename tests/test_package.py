@@ -110,6 +110,10 @@ def test_progress_shows_accuracy_and_speed_in_a_terminal_only():
     assert in_terminal("True", os.environ) == "", "it is not quiet under pytest"
     piped = subprocess.run([sys.executable, "-c", code.format("True")], capture_output=True, env=outside, check=True)
     assert piped.stderr == piped.stdout == b""
+    in_notebook = f"import ipykernel\n{code.format('True')}"
+    shown = subprocess.run([sys.executable, "-c", in_notebook], capture_output=True, text=True, env=outside, check=True)
+    assert "8/8" in shown.stderr
+    assert "IProgress" not in shown.stderr
 
 
 # Functions as keys of compiled programs

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm.auto import tqdm
 
 from dcliques_jax import _checks, _programs, algorithms, metrics, mixing, models, sampling
 from dcliques_jax._checkpoints import Checkpoints
@@ -178,9 +177,12 @@ def _train(runs: list[Run], plan: Plan, parts: Parts, watch: Watch, checkpoints:
 
 def _progress_bar(runs: list[Run], plan: Plan, watch: Watch) -> Any:
     """A bar in terminals and notebooks; none where nobody watches."""
+    with warnings.catch_warnings(action="ignore"):  # a notebook without ipywidgets gets a bar of text, and no lecture
+        from tqdm.auto import tqdm
+
     name = runs[0].topology.name + ("" if len(runs) == 1 else f", {len(runs)} seeds")
-    hidden = not watch.progress or "PYTEST_CURRENT_TEST" in os.environ
-    return tqdm(total=plan.evaluated[-1], unit="round", desc=name, disable=hidden or None)
+    seen = (sys.stderr.isatty() or "ipykernel" in sys.modules) and "PYTEST_CURRENT_TEST" not in os.environ
+    return tqdm(total=plan.evaluated[-1], unit="round", desc=name, disable=not (watch.progress and seen))
 
 
 def prepare(runs: list[Run], plan: Plan, parts: Parts) -> tuple[Static[Program], SimulationState, Data, Examples]:
