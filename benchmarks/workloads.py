@@ -38,7 +38,7 @@ class Rounds:
 
     def run(self, rounds):
         """Goes on for some rounds."""
-        self.state, _ = _programs.run(self.program, self.state, *self.data, num_rounds=rounds)
+        self.state, _ = _programs.run(self.program, self.state, *self.data, rounds, most_rounds=rounds)
         jax.block_until_ready(self.state)
 
     def models(self):
@@ -48,4 +48,5 @@ class Rounds:
 
     def memory(self, rounds):
         """Bytes of device memory at the peak."""
-        return _simulate.forecast(self.program, self.state, *self.data, num_rounds=rounds)[0]
+        lowered = _programs.run.lower(self.program, self.state, *self.data, rounds, most_rounds=rounds)
+        return _simulate.peak_bytes(lowered)

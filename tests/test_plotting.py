@@ -249,7 +249,7 @@ def test_accuracy_is_drawn_per_message(one, several):
 
 def test_messages_are_asked_for_where_they_are_not_known(one):
     loaded = dataclasses.replace(one, state=None)
-    with pytest.raises(ValueError, match=r"result 'a' does not tell .* messages=\{'a': 7\} if so and 4 if not"):
+    with pytest.raises(ValueError, match=r"'a' does not tell .* messages=\{'a': 7\} if over cliques and 4 if"):
         plotting.plot_accuracy_per_message({"a": loaded})
     axes = plotting.plot_accuracy_per_message({"a": loaded}, messages={"a": 10})
     np.testing.assert_allclose(axes.lines[0].get_xdata(), 10 * one.history.round[1:])

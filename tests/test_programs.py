@@ -74,7 +74,7 @@ def rounds(model, input_shape, algorithm):
     runs = _plans.make_runs(topology, data, 0, None)
     parts = _plans.Parts(models.as_model(model), "", algorithm, metrics.cross_entropy, "shared")
     program, *arrays = _simulate.prepare(runs, _plans.make_plan(runs, rounds=4, batch_size=3), parts)
-    return jax.jit(lambda *arrays: _programs.run(program, *arrays, num_rounds=4)), arrays
+    return jax.jit(lambda *arrays: _programs.run(program, *arrays, 4, most_rounds=4)), arrays
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])

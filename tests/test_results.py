@@ -1,9 +1,11 @@
 import contextlib
+import dataclasses
 import pathlib
 import pickle
 import tempfile
 
 import jax
+import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
@@ -120,6 +122,17 @@ def saved_bytes(result, tmp_path_factory):
     return path.read_bytes()
 
 
+def test_odd_parameters_are_saved_or_refused(result, tmp_path):
+    path = tmp_path / "run.npz"
+    half = dataclasses.replace(result, params=[jnp.ones(3, jnp.bfloat16), {"b": jnp.zeros(2)}])
+    half.save(path)
+    loaded = Result.load(path).params
+    np.testing.assert_array_equal(loaded["0"], np.ones(3, np.float32))
+    np.testing.assert_array_equal(loaded["1"]["b"], np.zeros(2))
+    with pytest.raises(ValueError, match=r"in which '/' cannot stand: \['a/b'\]"):
+        dataclasses.replace(result, params={"a/b": jnp.ones(1), "a": {"b": jnp.ones(1)}}).save(path)
+
+
 class Burglar:
     def __reduce__(self):
         return (pytest.fail, ("code in a file was run",))
@@ -160,7 +173,7 @@ def test_it_tells_where_its_numbers_come_from(result):
     told = result.provenance
     assert told["topology"] == "D-Cliques (fully connected)"
     assert told["model"] == "LogisticRegression(num_classes=10)"
-    assert (told["rounds"], told["seeds"], told["init"], told["eval_nodes"]) == (12, [0], "shared", 4)
+    assert (told["rounds_run"], told["seeds"], told["init"], told["eval_nodes"]) == (12, [0], "shared", 4)
     assert told["versions"]["jax"] == jax.__version__
     assert told["device"] == "cpu"
     text = str(result)

@@ -48,7 +48,8 @@ def test_bits_are_equal_where_the_form_of_the_weights_is():
     for number, seed in enumerate(SEEDS):
         alone = simulate(GRAPHS["D-Cliques"][number], PARTITIONS[number], seed=seed, **ARGUMENTS)
         jax.tree.map(lambda a, b, run=number: np.testing.assert_array_equal(a[run], b), together.params, alone.params)
-        np.testing.assert_array_equal(together.history.accuracy[number], alone.history.accuracy)
+        for name in ("accuracy", "loss", "consensus_distance"):
+            np.testing.assert_array_equal(getattr(together.history, name)[number], getattr(alone.history, name))
 
 
 def test_one_data_set_and_one_topology_serve_all_seeds():
@@ -57,7 +58,7 @@ def test_one_data_set_and_one_topology_serve_all_seeds():
     assert together.topology.name == "ring"
 
 
-def test_runs_that_do_not_fit_memory_together_run_by_turns(monkeypatch):
+def test_runs_that_do_not_fit_memory_together_run_by_turns(monkeypatch, tmp_path):
     whole = simulate(GRAPHS["D-Cliques"], PARTITIONS, seeds=SEEDS, **ARGUMENTS)
     two_runs = 2 * 4 * 20 * 35 * 4  # each four times 20 nodes of 35 floats
     monkeypatch.setattr(_simulate, "_memory_bytes", lambda: two_runs / _simulate._MEMORY_SHARE)
@@ -66,6 +67,14 @@ def test_runs_that_do_not_fit_memory_together_run_by_turns(monkeypatch):
     monkeypatch.setattr(_simulate, "prepare", lambda runs, *rest: sizes.append(len(runs)) or original(runs, *rest))
     parts = simulate(GRAPHS["D-Cliques"], PARTITIONS, seeds=SEEDS, **ARGUMENTS)
     assert sizes == [2, 1]
+    stopped = simulate(
+        GRAPHS["D-Cliques"], PARTITIONS, seeds=SEEDS, on_evaluation=lambda record: record.epoch == 1, **ARGUMENTS
+    )
+    assert stopped.history.accuracy.shape == (3, 2, 7)
+    arguments = ARGUMENTS | {"seeds": SEEDS, "checkpoint_dir": tmp_path}
+    for _ in range(2):
+        kept = simulate(GRAPHS["D-Cliques"], PARTITIONS, **arguments)
+        jax.tree.map(np.testing.assert_array_equal, kept.params, whole.params)
     for name, expected in vars(whole.history).items():
         np.testing.assert_allclose(getattr(parts.history, name), expected, rtol=1e-6, err_msg=name)
     jax.tree.map(np.testing.assert_array_equal, whole.state, parts.state)
@@ -91,6 +100,8 @@ def test_divergence_names_the_seed():
     [
         ({"seeds": []}, "must be a list of integers"),
         ({"seeds": 3}, "must be a list of integers"),
+        ({"seeds": np.int64(3)}, "must be a list of integers"),
+        ({"seeds": [0, 1], "seed": 5}, "exclude each other"),
         ({"seeds": [0, -1]}, "seeds=-1 must be an integer"),
         ({"seeds": [0, 1], "topology": [topologies.ring(20)]}, "a list of 1 for 2 seeds"),
         ({"seeds": [0, 1], "dataset": PARTITIONS}, "a list of 3 for 2 seeds"),

@@ -144,10 +144,20 @@ def test_bits_do_not_depend_on_the_default_generator():
 
 
 @pytest.mark.parametrize("eval_every", [1, 3, 8])
-def test_evaluating_does_not_change_the_run(eval_every):
-    result, whole = run(rounds=8, eval_every=eval_every), run(rounds=8, eval_every=8)
-    np.testing.assert_array_equal(result.params["Dense_0"]["kernel"], whole.params["Dense_0"]["kernel"])
+@pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.adam(0.01)], ids=["sgd", "adam"])
+def test_evaluating_does_not_change_the_run(eval_every, optimizer):
+    arguments = {"rounds": 8, "algorithm": algorithms.dsgd(optimizer)}
+    result, whole = run(eval_every=eval_every, **arguments), run(eval_every=20, **arguments)
+    jax.tree.map(np.testing.assert_array_equal, result.state, whole.state)
     assert result.history.round.tolist() == [*range(0, 8, eval_every), 8]
+
+
+def test_a_shorter_last_interval_compiles_nothing():
+    arguments = {"eval_every": 3, "algorithm": algorithms.dsgd(optax.sgd(0.123))}
+    run(rounds=6, **arguments)
+    with compilations() as compiled:
+        run(rounds=7, **arguments)
+    assert compiled == []
 
 
 def test_a_second_run_of_the_same_shapes_compiles_nothing():
@@ -157,7 +167,10 @@ def test_a_second_run_of_the_same_shapes_compiles_nothing():
         algorithm = algorithms.dsgd(optax.chain(optax.clip(1.0), optax.sgd(0.1, momentum=0.9)))
         return run(topology, data, algorithm=algorithm, model=models.logistic_regression(4), seed=seed, epochs=3)
 
-    first = again(0)
+    jax.clear_caches()
+    with compilations() as compiled:
+        first = again(0)
+    assert compiled
     with compilations() as compiled:
         second = again(0)
         other = again(1)
@@ -197,8 +210,8 @@ def test_the_program_reuses_the_state_s_memory(monkeypatch):
 
     seen = []
 
-    def watched(program, state, *arrays, num_rounds):
-        after = original(program, state, *arrays, num_rounds=num_rounds)
+    def watched(program, state, *arrays, most_rounds):
+        after = original(program, state, *arrays, most_rounds=most_rounds)
         seen.append(all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params)))
         return after
 
@@ -367,6 +380,8 @@ def test_a_healthy_run_warns_of_nothing():
         ({"init": "zeros"}, "init='zeros' is unknown: choose one of shared, averaged, independent"),
         ({"init": {"Dense_0": {"kernel": np.zeros((5, 4))}}}, "init has leaves"),
         ({"init": {"Dense_0": {"kernel": np.zeros((4, 5)), "bias": np.zeros(4)}}}, "init has leaves"),
+        ({"loss_fn": "mse"}, r"loss_fn='mse' must be a function"),
+        ({"on_evaluation": 3}, r"on_evaluation=3 must be a function"),
         ({"on_nonfinite": "ignore"}, "on_nonfinite='ignore' is unknown: choose one of raise, warn"),
         ({"algorithm": algorithms.dsgd(weights=np.ones((20, 20)))}, "row 0 of the weights sums to 20"),
         ({"algorithm": algorithms.dsgd(weights=np.eye(19))}, "weights are for 19 nodes"),

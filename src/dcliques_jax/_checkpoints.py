@@ -4,17 +4,17 @@ A folder holds `run.json`, which tells the run it belongs to, and the last check
 all, whenever the process is killed. Nothing that is read from it can run code.
 """
 
-import contextlib
+import functools
 import json
 import os
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dcliques_jax._checks import checksum
 from dcliques_jax._programs import SimulationState
 from dcliques_jax.results import Record
 
@@ -27,6 +27,17 @@ class Checkpoints:
     def __init__(self, directory: str | os.PathLike[str] | None) -> None:
         self.directory = None if directory is None else pathlib.Path(directory).absolute()
 
+    @functools.cached_property
+    def _orbax(self) -> tuple[Any, Any]:
+        """Orbax, and its manager of a folder of which only the last whole checkpoint is kept."""
+        import orbax.checkpoint as ocp  # type: ignore[import-untyped]
+
+        assert self.directory is not None
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=1, enable_async_checkpointing=False, cleanup_tmp_directories=True
+        )
+        return ocp, ocp.CheckpointManager(self.directory / "checkpoints", options=options)
+
     def part(self, number: int) -> "Checkpoints":
         """The checkpoints of a part of the runs, in a folder of their own."""
         return Checkpoints(None if self.directory is None else self.directory / f"from_run_{number}")
@@ -36,10 +47,15 @@ class Checkpoints:
         ((name, number),) = value.items()
         return number if self.directory is None else int(_remembered(self.directory, value)[name])
 
-    def check(self, identity: dict[str, Any]) -> None:
-        """Raises a `ValueError` if the folder belongs to a run of another identity; a new folder gets this one."""
+    def check(self, identity: dict[str, Any], start: SimulationState) -> None:
+        """Raises a `ValueError` if the folder belongs to a run of another identity; a new folder gets this one.
+
+        The state before the first round is part of it: matrices, initial models and numbers that an optimiser keeps in
+        its state are no part of the program.
+        """
         if self.directory is None:
             return
+        identity = identity | {"start": checksum(*map(_plain, jax.tree.leaves(start)))}
         identity = json.loads(json.dumps(identity))  # as it is read back
         found = _remembered(self.directory, identity)
         names = [name for name in {**identity, **found} if found.get(name) != identity.get(name)]
@@ -56,32 +72,32 @@ class Checkpoints:
             return
         leaves = {str(number): _plain(leaf) for number, leaf in enumerate(jax.tree.leaves(state))}
         history = {name: np.stack([getattr(record, name) for record in records]) for name in Record._fields}
-        with _manager(self.directory) as (ocp, manager):
-            args = {"state": ocp.args.StandardSave(leaves), "history": ocp.args.StandardSave(history)}
-            manager.save(records[-1].round, args=ocp.args.Composite(**args))
+        ocp, manager = self._orbax
+        args = {"state": ocp.args.StandardSave(leaves), "history": ocp.args.StandardSave(history)}
+        manager.save(records[-1].round, args=ocp.args.Composite(**args))
 
-    def restore(self, state: SimulationState, evaluated: list[int]) -> tuple[SimulationState, list[Record]]:
-        """What was saved last; the given state and no records if nothing was."""
+    def restore(self, state: SimulationState, last: int) -> tuple[SimulationState, list[Record]]:
+        """What was saved last; the given state and no records if nothing was. It must not be later than asked for."""
         if self.directory is None:
             return state, []
         leaves, structure = jax.tree.flatten(state)
         like = {str(number): _plain(leaf) for number, leaf in enumerate(leaves)}
-        with _manager(self.directory) as (ocp, manager):
-            step = manager.latest_step()
-            if step is None:
-                return state, []
-            if step not in evaluated:
-                raise ValueError(
-                    f"the run in {self.directory} is at round {step}, further than the {evaluated[-1]} that were asked "
-                    "for: pass extend= as before"
-                )
-            args = {"state": ocp.args.StandardRestore(like), "history": ocp.args.StandardRestore()}
-            try:
-                found = manager.restore(step, args=ocp.args.Composite(**args))
-            except Exception as error:  # whatever the library raises for files that it cannot read
-                raise ValueError(
-                    f"the checkpoint in {self.directory} cannot be read ({error}): remove the folder to start afresh"
-                ) from error
+        ocp, manager = self._orbax
+        step = manager.latest_step()
+        if step is None:
+            return state, []
+        if step > last:
+            raise ValueError(
+                f"the run in {self.directory} is at round {step}, further than the {last} that were asked for: pass "
+                "extend= as before"
+            )
+        args = {"state": ocp.args.StandardRestore(like), "history": ocp.args.StandardRestore()}
+        try:
+            found = manager.restore(step, args=ocp.args.Composite(**args))
+        except Exception as error:  # whatever the library raises for files that it cannot read
+            raise ValueError(
+                f"the checkpoint in {self.directory} cannot be read ({error}): remove the folder to start afresh"
+            ) from error
         restored = [_like(found["state"][str(number)], leaf) for number, leaf in enumerate(leaves)]
         columns = [np.asarray(found["history"][name]) for name in Record._fields]
         return jax.tree.unflatten(structure, restored), [Record(*row) for row in zip(*columns, strict=True)]
@@ -98,6 +114,8 @@ def _remembered(directory: pathlib.Path, new: dict[str, Any]) -> dict[str, Any]:
         if isinstance(found, dict) and found.keys() & new.keys():
             return found
         raise ValueError(f"{path} is corrupt: remove the folder {directory} to start afresh")
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(f"checkpoint_dir={str(directory)!r} is a file: pass a folder")
     directory.mkdir(parents=True, exist_ok=True)
     if others := [entry.name for entry in directory.iterdir() if not entry.name.startswith(f".{_NAME}")]:
         raise ValueError(
@@ -107,18 +125,6 @@ def _remembered(directory: pathlib.Path, new: dict[str, Any]) -> dict[str, Any]:
     unfinished.write_text(json.dumps(new, indent=1))
     unfinished.replace(path)
     return new
-
-
-@contextlib.contextmanager
-def _manager(directory: pathlib.Path) -> Iterator[tuple[Any, Any]]:
-    """Orbax, and its manager of a folder of which only the last whole checkpoint is kept."""
-    import orbax.checkpoint as ocp  # type: ignore[import-untyped]
-
-    options = ocp.CheckpointManagerOptions(
-        max_to_keep=1, enable_async_checkpointing=False, cleanup_tmp_directories=True
-    )
-    with ocp.CheckpointManager(directory / "checkpoints", options=options) as manager:
-        yield ocp, manager
 
 
 def _plain(leaf: jax.Array) -> jax.Array:

@@ -50,6 +50,7 @@ class Plan(NamedTuple):
     batch_size: int
     rounds_per_epoch: int
     asked: dict[str, int]  # how long, and how often to evaluate, in epochs or rounds
+    interval: int  # most rounds between two evaluations
     evaluated: list[int]  # the rounds after which models are evaluated: 0, .., the last
     eval_nodes: int | None
     eval_examples: int | None
@@ -62,6 +63,11 @@ class Plan(NamedTuple):
         """The test examples on which they are."""
         return _subset(self.eval_examples, len(run.data.dataset.test_labels), _checks.generator(run.seed, 2))
 
+    def after(self, evaluated: list[int]) -> "Plan":
+        """The plan of a run that has been evaluated after these rounds already."""
+        later = [number for number in self.evaluated if not evaluated or number > evaluated[-1]]
+        return self._replace(evaluated=evaluated + later)
+
     def until(self, last: int) -> "Plan":
         """The plan, ended earlier."""
         return self._replace(evaluated=[number for number in self.evaluated if number <= last])
@@ -69,10 +75,12 @@ class Plan(NamedTuple):
 
 def make_runs(topology: Any, dataset: Any, seed: int, seeds: Sequence[int] | None) -> list[Run]:
     """One run for each seed. Topologies and data sets may be lists, one for each seed."""
+    if seeds is not None and seed != 0:
+        raise ValueError(f"seed={seed} and seeds={seeds} exclude each other: give one")
     if seeds is None:
         seed = _checks.integer("seed", seed, 0, 2**32 - 1)
         return [Run(topology, _partitioned(topology, dataset, seed), seed)]
-    if isinstance(seeds, (str, int)) or len(seeds) == 0:
+    if np.ndim(seeds) != 1 or len(seeds) == 0:
         raise ValueError(f"seeds={seeds!r} must be a list of integers, one for each run")
     numbers = [_checks.integer("seeds", number, 0, 2**32 - 1) for number in seeds]
     topologies, datasets = (
@@ -146,7 +154,8 @@ def make_plan(
         eval_nodes = _checks.integer("eval_nodes", eval_nodes, 1, data.num_nodes)
     if eval_examples is not None:
         eval_examples = _checks.integer("eval_examples", eval_examples, 1, len(data.dataset.test_labels))
-    return Plan(batch_size, per_epoch, asked, [unit * at for at in evaluated], eval_nodes, eval_examples)
+    interval, evaluated = unit * asked["eval_every"], [unit * at for at in evaluated]
+    return Plan(batch_size, per_epoch, asked, interval, evaluated, eval_nodes, eval_examples)
 
 
 def _evaluated(length: int, every: int, *, extend: int) -> list[int]:
@@ -168,9 +177,9 @@ def check_fit(run: Run, parts: Parts) -> None:
     examples = dataset.train_inputs[:1].repeat(2, axis=0)
     params = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), examples)
     logits, expected = jax.eval_shape(model.apply, params, examples), (2, dataset.num_classes)
-    if logits.shape != expected:
+    if (shape := getattr(logits, "shape", None)) != expected:
         raise ValueError(
-            f"the model returns logits of shape {logits.shape} for two examples of {expected[1]} classes: "
+            f"the model returns logits of shape {shape} for two examples of {expected[1]} classes: "
             f"it must return {expected}"
         )
     if jax.default_backend() == "cpu" and "conv_general_dilated" in str(jax.make_jaxpr(model.apply)(params, examples)):

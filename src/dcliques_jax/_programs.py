@@ -1,4 +1,4 @@
-"""The compiled programs: the rounds between two evaluations, and an evaluation. The only file with `jit` and `scan`.
+"""The compiled programs: the rounds between two evaluations, and an evaluation. The only file that compiles.
 
 Several runs may be simulated at once: all that differs between them has the runs on its first axis. Inside a run, nodes
 are stored in the order `Data.order`; whatever leaves a program besides its state is in the topology's order.
@@ -86,11 +86,20 @@ def over_runs(function: Callable[..., Any]) -> Callable[..., Any]:
     return lifted
 
 
-@functools.partial(jax.jit, static_argnames=("program", "num_rounds"), donate_argnames="state")
+@functools.partial(jax.jit, static_argnames=("program", "most_rounds"), donate_argnames="state")
 def run(
-    program: Static[Program], state: SimulationState, data: Data, examples: Examples, *, num_rounds: int
+    program: Static[Program],
+    state: SimulationState,
+    data: Data,
+    examples: Examples,
+    num_rounds: int,
+    *,
+    most_rounds: int,
 ) -> tuple[SimulationState, tuple[jax.Array, jax.Array]]:
-    """Runs rounds; returns the state, and losses and batch sizes `[runs, rounds, nodes]`."""
+    """Runs some rounds; returns the state, and losses and batch sizes `[runs, most_rounds, nodes]`, 0 after the last.
+
+    How many is no constant: XLA would take the loop of a single round apart and round differently in it.
+    """
     apply, loss_fn, step, batch_size, per_epoch = program.value
 
     def loss(params: Params, inputs: jax.Array, labels: jax.Array, taken: jax.Array) -> jax.Array:
@@ -103,19 +112,23 @@ def run(
     start = state.round[0]  # not one for each run: a condition on it stays a condition under `vmap`
 
     def rounds(state: SimulationState, data: Data) -> Any:
-        def one_round(state: SimulationState, number: jax.Array) -> Any:
-            epoch, turn = jnp.divmod(number, per_epoch)
+        def one_round(index: jax.Array, carry: Any) -> Any:
+            state, losses, counts = carry
+            epoch, turn = jnp.divmod(start + index, per_epoch)
             shuffled = jax.lax.cond(
                 turn == 0,
                 lambda: sampling.shuffle(data.key, epoch, data.examples, data.sizes)[data.order],
                 lambda: state.shuffled,
             )
             chosen, taken = sampling.batches(shuffled, data.bounds, turn, batch_size)
-            losses, gradients = over_nodes(loss_and_gradient)(state.params, chosen, taken)
+            loss, gradients = over_nodes(loss_and_gradient)(state.params, chosen, taken)
             params, algorithm = step(state.params, gradients, state.algorithm)
-            return SimulationState(params, algorithm, shuffled, state.round + 1), (losses, taken.sum(axis=1))
+            losses, counts = losses.at[index].set(loss), counts.at[index].set(taken.sum(axis=1))
+            return SimulationState(params, algorithm, shuffled, state.round + 1), losses, counts
 
-        state, (losses, counts) = jax.lax.scan(one_round, state, start + jnp.arange(num_rounds))
+        blank = jnp.zeros((most_rounds, len(data.order)))
+        carry = (state, blank, blank.astype(jnp.int32))
+        state, losses, counts = jax.lax.fori_loop(0, num_rounds, one_round, carry)
         places = jnp.argsort(data.order)
         return state, (losses[:, places], counts[:, places])
 

@@ -25,7 +25,7 @@ from dcliques_jax.topologies import Topology
 
 _EVALUATION_BYTES = 2**24  # most memory for the largest intermediate result of evaluating one node
 _EVALUATED_AT_ONCE = 1000  # most examples at a time
-_MEMORY_SHARE = 0.5  # of the free memory, for runs that are simulated at once
+_MEMORY_SHARE = 0.5  # of all memory, for runs that are simulated at once
 
 
 class Watch(NamedTuple):
@@ -87,12 +87,12 @@ def simulate(
         nodes differ in size it is that of the largest; the others take proportionally less.
       init: `"shared"` (all nodes start from one random model), `"averaged"` (all start from the mean of as many random
         models as there are nodes), `"independent"` (each starts from its own), or one node's parameters as a pytree.
-      eval_every: epochs between evaluations, or rounds if `rounds` is given. The end is always evaluated; if the
-        interval before it is shorter, it is compiled separately.
+      eval_every: epochs between evaluations, or rounds if `rounds` is given. The end is always evaluated.
       eval_nodes: evaluate that many nodes only, drawn once by the seed.
       eval_examples: evaluate on that many test examples only, drawn once by the seed.
       on_nonfinite: what to do when a loss or a parameter is infinite or NaN: `"raise"` an error or `"warn"` once.
-      on_evaluation: called with a `results.Record` after every evaluation; the run ends there if it returns `True`.
+      on_evaluation: called with a `results.Record` after every evaluation, and of a run that goes on with those before,
+        too; the run ends where it returns `True`. If not all seeds fit into memory, the first ones decide.
       checkpoint_dir: a folder to save all that is needed to go on into, at every evaluation. Called again with the same
         arguments, the run goes on from there and ends with the same bits as if it had never stopped.
       extend: train that many epochs longer (rounds if `rounds` is given): what a finished checkpoint is continued with.
@@ -110,6 +110,9 @@ def simulate(
     (3, 3, 10)
     """
     _checks.choice("on_nonfinite", on_nonfinite, ("raise", "warn"))
+    for name, function in (("loss_fn", loss_fn), ("on_evaluation", on_evaluation)):
+        if function is not None and not callable(function):
+            raise ValueError(f"{name}={function!r} must be a function")
     runs = make_runs(topology, dataset, seed, seeds)
     plan = make_plan(
         runs,
@@ -133,7 +136,9 @@ def simulate(
     outcomes: list[Outcome] = []
     for start in range(0, len(runs), at_once):
         some = runs[start : start + at_once]
-        outcomes.append(_train(some, plan, parts, watch, checkpoints.part(start)))
+        outcome = _train(some, plan, parts, watch, checkpoints.part(start))
+        # What is finished makes room on the device for what follows.
+        outcomes.append(outcome if len(some) == len(runs) else outcome._replace(state=jax.device_get(outcome.state)))
         # If the first were told to stop, the others stop there, too.
         plan, watch = plan.until(outcomes[0].records[-1].round), watch._replace(may_stop=False)
     return _result(runs, plan, parts, outcomes, one_run=seeds is None)
@@ -143,10 +148,14 @@ def _train(runs: list[Run], plan: Plan, parts: Parts, watch: Watch, checkpoints:
     """Simulates some runs at once."""
     program, state, data, examples = prepare(runs, plan, parts)
     evaluate = _evaluation(runs, plan, parts, state.params, data)
-    first_rounds = plan.evaluated[min(1, len(plan.evaluated) - 1)]
-    memory, checksum = forecast(program, state, data, examples, num_rounds=first_rounds)
-    checkpoints.check(provenance(runs, plan, parts, checksum))
-    state, records = checkpoints.restore(state, plan.evaluated)
+    lowered = _programs.run.lower(program, state, data, examples, 1, most_rounds=plan.interval)
+    checksum = _checks.checksum(lowered.as_text().encode())
+    memory = peak_bytes(lowered) if len(plan.evaluated) > 1 else 0
+    checkpoints.check(provenance(runs, plan, parts, checksum), state)
+    state, records = checkpoints.restore(state, plan.evaluated[-1])
+    plan = plan.after([record.round for record in records])
+    # What was restored is told again, so that a callback that counts or stops does what it did before.
+    stopped = [_told(watch, record) for record in records][-1:] == [True]
     losses = counts = np.zeros((len(runs), 0, runs[0].data.num_nodes))  # of the rounds since the last evaluation
     warned = False
     with _progress_bar(runs, plan, watch) as bar:
@@ -154,10 +163,15 @@ def _train(runs: list[Run], plan: Plan, parts: Parts, watch: Watch, checkpoints:
         if memory and not bar.disable:
             bar.write(f"{bar.desc}: a round takes {memory / 1e6:,.0f} MB of memory", file=sys.stderr)
         for index in range(len(records), len(plan.evaluated)):
+            if stopped:
+                break
             start, stop = plan.evaluated[max(index - 1, 0)], plan.evaluated[index]
             if stop > start:
-                state, (losses, counts) = _programs.run(program, state, data, examples, num_rounds=stop - start)
+                state, (losses, counts) = _programs.run(
+                    program, state, data, examples, stop - start, most_rounds=plan.interval
+                )
             evaluation, losses, counts = jax.device_get((evaluate(state.params), losses, counts))
+            losses, counts = losses[:, : stop - start], counts[:, : stop - start]
             trouble = _find_trouble(runs, plan, stop, losses, evaluation)
             if trouble and watch.on_nonfinite == "raise":
                 raise FloatingPointError(f"{trouble}. Lower the learning rate, or pass on_nonfinite='warn' to go on.")
@@ -170,8 +184,7 @@ def _train(runs: list[Run], plan: Plan, parts: Parts, watch: Watch, checkpoints:
             shown = f"{accuracy.min():.3f} / {accuracy.mean():.3f} / {accuracy.max():.3f}"
             bar.set_postfix({"accuracy": shown}, refresh=False)
             bar.update(stop - start)
-            if watch.on_evaluation(_for_user(records[-1], watch.one_run)) is True and watch.may_stop:
-                break
+            stopped = _told(watch, records[-1])
     return Outcome(in_topology_order(state, data, parts.algorithm), records, checksum, memory)
 
 
@@ -237,20 +250,17 @@ def in_topology_order(state: SimulationState, data: Data, algorithm: Algorithm) 
     return _stacked([run.reordered(algorithm, order) for run, order in zip(runs, orders, strict=True)])
 
 
-def forecast(
-    program: Static[Program], state: SimulationState, data: Data, examples: Examples, *, num_rounds: int
-) -> tuple[int, str]:
-    """Bytes of device memory that rounds take at their peak, data and all; and a checksum of their program."""
-    if num_rounds == 0:
-        return 0, ""
-    lowered = _programs.run.lower(program, state, data, examples, num_rounds=num_rounds)
-    needs: Any = lowered.compile().memory_analysis()
-    held = needs.argument_size_in_bytes + needs.output_size_in_bytes - needs.alias_size_in_bytes
-    return held + needs.temp_size_in_bytes, _checks.checksum(lowered.as_text().encode())
+def peak_bytes(lowered: Any) -> int:
+    """Device memory that rounds take at their peak, data and all."""
+    needs = lowered.compile().memory_analysis()
+    held: int = needs.argument_size_in_bytes + needs.output_size_in_bytes - needs.alias_size_in_bytes
+    return held + int(needs.temp_size_in_bytes)
 
 
 def _runs_at_once(runs: list[Run], parts: Parts) -> int:
     """How many runs fit into memory: each takes parameters, momentum, gradients and as much again in between."""
+    if len(runs) == 1:
+        return 1
     params = jax.eval_shape(parts.model.init, jax.random.key(0), runs[0].data.dataset.train_inputs[:1])
     node = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
     fitting = int(_MEMORY_SHARE * _memory_bytes()) // max(1, 4 * node * runs[0].data.num_nodes)
@@ -287,9 +297,11 @@ def _record(plan: Plan, last: int, evaluation: Evaluation, losses: np.ndarray, c
     return Record(last, last / plan.rounds_per_epoch, accuracy, loss, train_loss, consensus_distance)
 
 
-def _for_user(record: Record, one_run: bool) -> Record:
+def _told(watch: Watch, record: Record) -> bool:
+    """Tells the user's callback; whether it wants to stop, and may."""
     number, epoch, *arrays = record
-    return Record(number, epoch, *(array[0] if one_run else array for array in arrays))
+    answer = watch.on_evaluation(Record(number, epoch, *(array[0] if watch.one_run else array for array in arrays)))
+    return watch.may_stop and isinstance(answer, (bool, np.bool_)) and bool(answer)
 
 
 def _mean_over_examples(losses: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -322,7 +334,7 @@ def _result(runs: list[Run], plan: Plan, parts: Parts, outcomes: list[Outcome], 
     """All runs together, without their axis if the user knows of none."""
 
     def together(*values: Any) -> Any:
-        return values[0][0] if one_run else jnp.concatenate(values) if len(values) > 1 else values[0]
+        return values[0][0] if one_run else np.concatenate(values) if len(values) > 1 else values[0]
 
     measured = {
         name: [np.stack([getattr(record, name) for record in outcome.records], axis=1) for outcome in outcomes]
@@ -338,7 +350,7 @@ def _result(runs: list[Run], plan: Plan, parts: Parts, outcomes: list[Outcome], 
     )
     state = jax.tree.map(together, *(outcome.state for outcome in outcomes))
     about = provenance(runs, plan, parts, outcomes[0].program) | surroundings()
-    about |= {"rounds": int(rounds[-1]), "memory_bytes": outcomes[0].memory}
+    about |= {"rounds_run": int(rounds[-1]), "memory_bytes": outcomes[0].memory}
     graphs = [run.topology for run in runs]
     same = all(graph is graphs[0] for graph in graphs)
     return Result(graphs[0] if same else graphs, history, state.params, state, about)

@@ -99,9 +99,10 @@ class Dataset:
 
     @functools.cached_property
     def checksum(self) -> str:
-        """A checksum of all examples and labels: equal for data sets that hold the same values."""
+        """A checksum of all examples and labels, and of how the inputs are held."""
         inputs = self.train_inputs if self.train_bytes is None else self.train_bytes
-        return _checks.checksum(inputs, self.train_labels, self.test_inputs, self.test_labels)
+        scale = np.array(self.byte_scale or (), np.float64)
+        return _checks.checksum(inputs, scale, self.train_labels, self.test_inputs, self.test_labels)
 
     def __repr__(self) -> str:
         return (

@@ -1,9 +1,10 @@
 """Layers for networks of which every node has its own weights.
 
-`Dense`, `Conv`, `GroupNorm` and `max_pool` stand in for those of flax: the same names, arguments, parameters and values
-(up to rounding). Flax's own work too, but once they are lifted over nodes XLA:CPU runs them many times slower:
-convolutions with a kernel for each node become grouped ones, and gradients of pools become scatters. Here convolutions
-are matrix products, pools are maxima of slices, and their gradients are written out as the same.
+`Dense`, `Conv`, `GroupNorm` and `max_pool` stand in for those of flax: the same names, parameters and values up to
+rounding, and the arguments that networks of images need. Flax's own work too, but once they are lifted over nodes
+XLA:CPU runs them many times slower: convolutions with a kernel for each node become grouped ones, and gradients of
+pools become scatters. Here convolutions are matrix products, pools are maxima of slices, and their gradients are
+written out as the same.
 """
 
 import functools

@@ -5,6 +5,7 @@ Models never see nodes: they are written for one, and the simulator lifts them o
 
 import dataclasses
 import inspect
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -134,7 +135,7 @@ def described(model: Any) -> str:
     if isinstance(model, nn.Module):
         names = [field.name for field in dataclasses.fields(model) if field.init]
         fields = (f"{name}={getattr(model, name)!r}" for name in names if name not in ("parent", "name"))
-        return f"{type(model).__name__}({', '.join(fields)})"
+        return re.sub(r" at 0x[0-9a-f]+", "", f"{type(model).__name__}({', '.join(fields)})")  # the same everywhere
     functions = model if isinstance(model, tuple) else (model,)
     return ", ".join(getattr(function, "__qualname__", type(function).__name__) for function in functions)
 
@@ -162,7 +163,7 @@ def _from_linen(module: nn.Module) -> Model:
         variables = module.init(key, example_inputs)
         if others := set(variables) - {"params"}:
             raise ValueError(f"{name} keeps {', '.join(sorted(others))} besides its parameters, {_STATELESS}")
-        return variables["params"]
+        return variables.get("params", {})
 
     def apply(params: Params, inputs: jax.Array) -> jax.Array:
         try:

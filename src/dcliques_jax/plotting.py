@@ -12,7 +12,6 @@ import numpy.typing as npt
 import scipy.sparse.csgraph
 
 from dcliques_jax import _checks, cliques, mixing
-from dcliques_jax.algorithms import DSGDState
 from dcliques_jax.partitions import PartitionedDataset
 from dcliques_jax.results import Result
 from dcliques_jax.topologies import Topology
@@ -225,14 +224,15 @@ def _messages(label: str, result: Result) -> float:
     """Messages that a node sends in a round, the mean over topologies if there are several."""
     graphs = result.topology if isinstance(result.topology, list) else [result.topology]
     reports = [graph.report() for graph in graphs]
-    algorithm = getattr(result.state, "algorithm", None)
-    alone = isinstance(algorithm, DSGDState) and isinstance(algorithm.gradient_weights, mixing.Identity)
-    if alone or graphs[0].gradient_edges is None:
+    averaging = getattr(getattr(result.state, "algorithm", None), "gradient_weights", None)
+    cliques = None if graphs[0].gradient_edges is None else mixing.clique_average(graphs[0])
+    if isinstance(averaging, mixing.Identity) or (averaging is None and cliques is None):
         return float(np.mean([report.messages for report in reports]))
-    if not isinstance(algorithm, DSGDState):
+    if averaging is None or type(averaging) is not type(cliques):
         raise ValueError(
-            f"result {label!r} does not tell whether gradients were averaged: pass its messages per node and round, "
-            f"messages={{{label!r}: {reports[0].messages_averaging:g}}} if so and {reports[0].messages:g} if not"
+            f"result {label!r} does not tell over whom gradients were averaged: pass its messages per node and round, "
+            f"messages={{{label!r}: {reports[0].messages_averaging or reports[0].messages:g}}} if over cliques and "
+            f"{reports[0].messages:g} if not at all"
         )
     return float(np.mean([report.messages_averaging for report in reports]))
 

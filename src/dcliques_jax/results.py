@@ -103,12 +103,17 @@ class Result:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes history, parameters, topology and provenance to one NumPy `.npz` file, whole or not at all.
 
-        Arrays are named `history/...`, `params/...` (by their place in the pytree) and `topology/...` (`topology/0/...`
-        if there are several); `about` is a JSON text. `Result.load` reads them, and `numpy.load` without pickle.
+        Arrays are named `history/...`, `params/...` (by their place in the pytree) and `topology/0/...`, and `about` is
+        JSON. `Result.load` reads them, and `numpy.load` without pickle. bfloat16 is saved as float32.
         """
         arrays = {f"history/{name}": value for name, value in vars(self.history).items()}
         for place, leaf in jax.tree_util.tree_leaves_with_path(self.params):
-            arrays[f"params/{jax.tree_util.keystr(place, simple=True, separator='/')}"] = np.asarray(leaf)
+            names = [jax.tree_util.keystr((part,), simple=True) for part in place]
+            if any("/" in name for name in names):
+                raise ValueError(f"parameters are saved by their names, in which '/' cannot stand: {names}")
+            array = np.asarray(leaf)
+            # NumPy's files know no bfloat16.
+            arrays["/".join(["params", *names])] = array.astype(np.float32) if array.dtype.kind == "V" else array
         several = isinstance(self.topology, list)
         graphs = self.topology if isinstance(self.topology, list) else [self.topology]
         for number, graph in enumerate(graphs):
@@ -156,7 +161,7 @@ class Result:
             ]
             topology = graphs if about["several"] else graphs[0]
             return cls(topology, History(**parts["history"]), parts["params"], None, provenance)
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError, IsADirectoryError):
             raise
         except Exception as error:  # whatever NumPy, zipfile and json raise for files that are not theirs
             raise ValueError(f"{os.fspath(path)} is not what Result.save writes, or it is corrupt: {error}") from error
