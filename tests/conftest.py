@@ -13,6 +13,11 @@ hypothesis.settings.load_profile("tests")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def pytest_collection_modifyitems(items):
+    """Long tests first, so that no process waits for another's last one."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> pathlib.Path:
     """The folder with the published files of MNIST and CIFAR-10."""

@@ -12,6 +12,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_warnings_and_all_notebooks_run(tmp_path):
     built = subprocess.run(
         [sys.executable, "-m", "sphinx", "-q", "-W", "-d", tmp_path / "doctrees", "docs", tmp_path / "site"],
