@@ -123,7 +123,8 @@ def run(
             chosen, taken = sampling.batches(shuffled, data.bounds, turn, batch_size)
             loss, gradients = over_nodes(loss_and_gradient)(state.params, chosen, taken)
             params, algorithm = step(state.params, gradients, state.algorithm)
-            losses, counts = losses.at[index].set(loss), counts.at[index].set(taken.sum(axis=1))
+            losses = jax.lax.dynamic_update_index_in_dim(losses, loss.astype(losses.dtype), index, 0)
+            counts = jax.lax.dynamic_update_index_in_dim(counts, taken.sum(axis=1, dtype=jnp.int32), index, 0)
             return SimulationState(params, algorithm, shuffled, state.round + 1), losses, counts
 
         blank = jnp.zeros((most_rounds, len(data.order)))
