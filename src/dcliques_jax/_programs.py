@@ -1,4 +1,4 @@
-"""The compiled programs: the rounds between two evaluations, and an evaluation. The only file that compiles.
+"""The compiled programs: initial models, the rounds between two evaluations, and an evaluation.
 
 Several runs may be simulated at once: all that differs between them has the runs on its first axis. Inside a run, nodes
 are stored in the order `Data.order`; whatever leaves a program besides its state is in the topology's order.
@@ -76,7 +76,7 @@ class Evaluation(NamedTuple):
 
 
 def over_runs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`jax.vmap`, without the axis if there is one run only: XLA is slower with it."""
+    """`jax.vmap` over runs. The program of a single run is spared the axis."""
 
     def lifted(*args: Any) -> Any:
         if len(jax.tree.leaves(args)[0]) > 1:
