@@ -298,7 +298,7 @@ def test_evaluation_in_small_chunks_is_the_same(monkeypatch):
     import dcliques_jax._simulate as module
 
     whole = run()
-    monkeypatch.setattr(module, "_EVALUATION_BYTES", 4 * 5 * 20 * 7)  # seven examples at a time, of fifty
+    monkeypatch.setattr(module, "_EVALUATED_AT_ONCE", 7)  # of fifty: the last chunk is filled up
     parts = run()
     np.testing.assert_allclose(parts.history.accuracy, whole.history.accuracy, atol=1e-6)
     np.testing.assert_allclose(parts.history.loss, whole.history.loss, rtol=1e-5)
