@@ -13,7 +13,18 @@ import numpy as np
 import optax
 import pytest
 
-from dcliques_jax import _programs, algorithms, datasets, metrics, mixing, models, partitions, simulate, topologies
+from dcliques_jax import (
+    _checkpoints,
+    _programs,
+    algorithms,
+    datasets,
+    metrics,
+    mixing,
+    models,
+    partitions,
+    simulate,
+    topologies,
+)
 from dcliques_jax._checks import checksum
 
 DATA = datasets.synthetic(num_train=400, num_test=50, num_classes=4, input_shape=(5,), seed=1)
@@ -26,6 +37,11 @@ HERE = os.path.dirname(__file__)
 
 def product(params, inputs):
     return inputs @ params["w"]
+
+
+@pytest.fixture(autouse=True)
+def _saved_at_every_evaluation(monkeypatch):
+    monkeypatch.setattr(_checkpoints, "_SPACING", 0)
 
 
 class StopError(Exception):
@@ -93,9 +109,23 @@ def test_a_run_may_be_extended_again_and_again(tmp_path):
     assert run(extend=1, **nothing).history.epoch.tolist() == [0, 1]
 
 
+def test_saving_takes_little_of_the_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(_checkpoints, "_SPACING", 1e9)
+    saved = []
+
+    def on_evaluation(record):
+        saved.append({path.name for path in tmp_path.glob("from_run_0/checkpoints/*")})
+
+    result = run(checkpoint_dir=tmp_path, on_evaluation=on_evaluation)
+    assert saved == 5 * [{"0"}]  # the first, and then none is due
+    assert [path.name for path in tmp_path.glob("from_run_0/checkpoints/*")] == [str(result.history.round[-1])]
+    assert_same(run(checkpoint_dir=tmp_path), result)
+
+
 PROGRAM = """
 import sys
 import test_checkpoints
+test_checkpoints._checkpoints._SPACING = 0
 test_checkpoints.run(epochs=60, checkpoint_dir=sys.argv[1])
 """
 

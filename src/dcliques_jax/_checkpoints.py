@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import pathlib
+import time
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from dcliques_jax._programs import SimulationState
 from dcliques_jax.results import Record
 
 _NAME = "run.json"
+_SPACING = 20  # times as long as saving took, until the next save: at most a twentieth of the time goes into it
 
 
 class Checkpoints:
@@ -26,6 +28,7 @@ class Checkpoints:
 
     def __init__(self, directory: str | os.PathLike[str] | None) -> None:
         self.directory = None if directory is None else pathlib.Path(directory).absolute()
+        self._saved_round, self._next_save = -1, 0.0  # the round last saved, and the time from which to save again
 
     @functools.cached_property
     def _orbax(self) -> tuple[Any, Any]:
@@ -66,15 +69,22 @@ class Checkpoints:
                 "checkpoint_dir"
             )
 
+    def due(self) -> bool:
+        """Whether the last save is long enough ago."""
+        return time.monotonic() >= self._next_save
+
     def save(self, state: SimulationState, records: list[Record]) -> None:
         """Saves all that is needed to go on, in the place of what was saved before."""
-        if self.directory is None:
+        if self.directory is None or records[-1].round == self._saved_round:
             return
+        started = time.monotonic()
         leaves = {str(number): _plain(leaf) for number, leaf in enumerate(jax.tree.leaves(state))}
         history = {name: np.stack([getattr(record, name) for record in records]) for name in Record._fields}
         ocp, manager = self._orbax
         args = {"state": ocp.args.StandardSave(leaves), "history": ocp.args.StandardSave(history)}
         manager.save(records[-1].round, args=ocp.args.Composite(**args))
+        self._saved_round, ended = records[-1].round, time.monotonic()
+        self._next_save = ended + _SPACING * (ended - started)
 
     def restore(self, state: SimulationState, last: int) -> tuple[SimulationState, list[Record]]:
         """What was saved last; the given state and no records if nothing was. It must not be later than asked for."""
@@ -98,6 +108,7 @@ class Checkpoints:
             raise ValueError(
                 f"the checkpoint in {self.directory} cannot be read ({error}): remove the folder to start afresh"
             ) from error
+        self._saved_round = step
         restored = [_like(found["state"][str(number)], leaf) for number, leaf in enumerate(leaves)]
         columns = [np.asarray(found["history"][name]) for name in Record._fields]
         return jax.tree.unflatten(structure, restored), [Record(*row) for row in zip(*columns, strict=True)]

@@ -33,8 +33,13 @@ def provenance(runs: list[Run], plan: Plan, parts: Parts, program: str) -> dict[
         "eval_examples": plan.eval_examples,
         "seeds": [run.seed for run in runs],
         "device": jax.default_backend(),
-        "versions": {name: importlib.import_module(name).__version__ for name in _PACKAGES},
+        "versions": versions(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that determine the numbers."""
+    return {name: importlib.import_module(name).__version__ for name in _PACKAGES}
 
 
 def surroundings() -> dict[str, Any]:

@@ -93,8 +93,9 @@ def simulate(
       on_nonfinite: what to do when a loss or a parameter is infinite or NaN: `"raise"` an error or `"warn"` once.
       on_evaluation: called with a `results.Record` after every evaluation, and of a run that goes on with those before,
         too; the run ends where it returns `True`. If not all seeds fit into memory, the first ones decide.
-      checkpoint_dir: a folder to save all that is needed to go on into, at every evaluation. Called again with the same
-        arguments, the run goes on from there and ends with the same bits as if it had never stopped.
+      checkpoint_dir: a folder to save all that is needed to go on into, at evaluations, but so seldom that it takes at
+        most a twentieth of the time. Called again with the same arguments, the run goes on from there and ends with
+        the same bits as if it had never stopped.
       extend: train that many epochs longer (rounds if `rounds` is given): what a finished checkpoint is continued with.
       seed: of the initial models, the order of examples and the subsets for evaluation.
       seeds: run once for every seed, all at once if memory allows. All that is measured then has the seeds on its first
@@ -179,12 +180,14 @@ def _train(runs: list[Run], plan: Plan, parts: Parts, watch: Watch, checkpoints:
                 warnings.warn(trouble, RuntimeWarning, stacklevel=3)
                 warned = True
             records.append(_record(plan, stop, evaluation, losses, counts))
-            checkpoints.save(state, records)
+            if checkpoints.due():
+                checkpoints.save(state, records)
             accuracy = evaluation.accuracy
             shown = f"{accuracy.min():.3f} / {accuracy.mean():.3f} / {accuracy.max():.3f}"
             bar.set_postfix({"accuracy": shown}, refresh=False)
             bar.update(stop - start)
             stopped = _told(watch, records[-1])
+    checkpoints.save(state, records)
     return Outcome(in_topology_order(state, data, parts.algorithm), records, checksum, memory)
 
 

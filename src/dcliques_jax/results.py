@@ -160,7 +160,7 @@ class Result:
                 for number, name in enumerate(names)
             ]
             topology = graphs if about["several"] else graphs[0]
-            return cls(topology, History(**parts["history"]), parts["params"], None, provenance)
+            return cls(topology, History(**parts["history"]), parts.get("params", {}), None, provenance)
         except (FileNotFoundError, PermissionError, IsADirectoryError):
             raise
         except Exception as error:  # whatever NumPy, zipfile and json raise for files that are not theirs

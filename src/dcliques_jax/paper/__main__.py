@@ -1,0 +1,74 @@
+"""The command line: `python -m dcliques_jax.paper list | run | report`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from dcliques_jax import _checks
+from dcliques_jax.paper import EXPERIMENTS, SCALES, report, run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; 1 if a claim does not hold, 2 if it could not be run."""
+    asked = _parser().parse_args(arguments)
+    try:
+        return int(asked.command(asked))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dcliques_jax.paper", description="Runs the experiments of the D-Cliques paper."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    command = commands.add_parser("list", help="names all experiments")
+    command.set_defaults(command=_list)
+    command = commands.add_parser("run", help="runs experiments, draws their figures and checks their claims")
+    command.add_argument("names", nargs="+", metavar="NAME", help="an experiment, or `all`")
+    command.add_argument("--scale", choices=SCALES, default="quick", help="`full` is the paper's (default: quick)")
+    command.add_argument("--seeds", type=int, default=1, metavar="K", help="number of seeds (default: 1)")
+    command.add_argument("--out", default="paper-results", metavar="DIR", help="folder (default: paper-results)")
+    command.add_argument("--resume", action="store_true", help="go on with what was interrupted")
+    command.add_argument("--until", type=int, metavar="EPOCH", help="stop there; --resume goes on another time")
+    command.add_argument("--eval-every", type=int, metavar="EPOCHS", help="evaluate that often, whatever the scale")
+    command.add_argument("--eval-nodes", type=int, metavar="COUNT", help="evaluate that many nodes only")
+    command.add_argument("--eval-examples", type=int, metavar="COUNT", help="evaluate on that many test examples only")
+    command.set_defaults(command=_run)
+    command = commands.add_parser("report", help="tells which claims hold of all that was run in a folder")
+    command.add_argument("out", metavar="DIR")
+    command.set_defaults(command=_report)
+    return parser
+
+
+def _list(_: argparse.Namespace) -> int:
+    for name, experiment in EXPERIMENTS.items():
+        print(f"{name:<36}{experiment.figure:<24}{experiment.title}")
+    return 0
+
+
+def _run(asked: argparse.Namespace) -> int:
+    given = {name: getattr(asked, name) for name in ("eval_every", "eval_nodes", "eval_examples")}
+    scale = SCALES[asked.scale]._replace(**{name: value for name, value in given.items() if value is not None})
+    names = tuple(EXPERIMENTS) if asked.names == ["all"] else asked.names
+    for name in names:  # before the first of them has run for hours
+        _checks.choice("NAME", name, tuple(EXPERIMENTS))
+    broken = 0
+    for name in names:
+        outcome = run(name, scale=scale, seeds=asked.seeds, out=asked.out, resume=asked.resume, until=asked.until)
+        print(f"{outcome}\n  written to {outcome.folder}\n", flush=True)
+        broken |= any(verdict.holds is False for verdict in outcome.verdicts.values())
+    return broken
+
+
+def _report(asked: argparse.Namespace) -> int:
+    outcomes = report(asked.out)
+    print("\n\n".join(map(str, outcomes)))
+    holds = [verdict.holds for outcome in outcomes for verdict in outcome.verdicts.values()]
+    print(f"\n{holds.count(True)} claims hold, {holds.count(False)} do not, {holds.count(None)} cannot be told yet")
+    return int(False in holds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Running experiments by name, and telling what came out."""
+
+import csv
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dcliques_jax import _checks
+from dcliques_jax.datasets import Dataset
+from dcliques_jax.paper import figures
+from dcliques_jax.paper.claims import Curve, Verdict, judged
+from dcliques_jax.paper.experiments import EXPERIMENTS, Experiment
+from dcliques_jax.paper.runs import SCALES, Runs, Scale
+from dcliques_jax.results import Result
+
+_CONFIG = "config.json"
+_MARKS = {True: "yes", False: "**no**", None: "?"}
+
+
+class Outcome(NamedTuple):
+    """What came out of an experiment; prints as a table of its claims."""
+
+    name: str
+    measured: dict[str, Any]  # results by label, or skews [experiments, steps]
+    verdicts: dict[str, Verdict]  # by claim
+    folder: pathlib.Path  # with the figure and a summary
+
+    def __str__(self) -> str:
+        experiment = EXPERIMENTS[self.name]
+        lines = [f"{self.name} ({experiment.figure}): {experiment.title}", *self._extent()]
+        return "\n".join([*lines, *(f"  {verdict}\n      {claim}" for claim, verdict in self.verdicts.items())])
+
+    def markdown(self) -> str:
+        """The same for a page, with the figure."""
+        experiment = EXPERIMENTS[self.name]
+        lines = [f"## {self.name}", "", f"{experiment.title} ({experiment.figure}).", ""]
+        if self.measured:
+            lines += [f"![{experiment.title}]({self.name}/figure.png)", "", *self._extent(), ""]
+        lines += ["| claim | holds | measured |", "|---|---|---|"]
+        rows = [f"| {text} | {_MARKS[found.holds]} | {found.numbers} |" for text, found in self.verdicts.items()]
+        return "\n".join([*lines, *rows, ""])
+
+    def _extent(self) -> list[str]:
+        """How much was run."""
+        results = [result for result in self.measured.values() if isinstance(result, Result)]
+        if not results:
+            return []
+        epochs = sorted({f"{result.history.epoch[-1]:g} of {result.provenance['epochs']}" for result in results})
+        seconds = sum(result.provenance["seconds"] for result in results)
+        seeds = len(results[0].provenance["seeds"])
+        examples = {result.history.eval_examples.shape[-1] for result in results}
+        return [
+            f"Epochs run: {', '.join(epochs)}; seeds: {seeds}; test examples: "
+            f"{', '.join(f'{count:,}' for count in sorted(examples))}; {seconds / 60:.1f} minutes in all."
+        ]
+
+
+def run(
+    name: str,
+    *,
+    scale: str | Scale = "quick",
+    seeds: int = 1,
+    out: str | os.PathLike[str] = "paper-results",
+    resume: bool = False,
+    until: int | None = None,
+    datasets: Mapping[str, Dataset] | None = None,
+    progress: bool = True,
+) -> Outcome:
+    """Runs an experiment of the paper and checks its claims.
+
+    Settings that several experiments share are run once; what lies finished in `out` is not run again.
+
+    Args:
+      name: one of `EXPERIMENTS`.
+      scale: `"full"` is the paper's setting, `"quick"` trains shorter and evaluates on fewer examples.
+      seeds: number of seeds, which are run at once where memory allows. A seed is that of partition, topology, initial
+        models and order of examples.
+      out: the folder for everything that is written.
+      resume: go on with runs that were interrupted.
+      until: stop every run after that many epochs of its length, to go on another time.
+      datasets: data sets to use in the place of `"mnist"` and `"cifar10"`.
+      progress: whether to show progress bars.
+    """
+    _checks.choice("name", name, tuple(EXPERIMENTS))
+    if isinstance(scale, str):
+        _checks.choice("scale", scale, tuple(SCALES))
+        scale = SCALES[scale]
+    if until is not None:
+        until = _checks.integer("until", until, 1)
+    folder = pathlib.Path(out) / name
+    runs = Runs(pathlib.Path(out), scale, seeds, until=until, resume=resume, datasets=datasets, progress=progress)
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {label: {"folder": runs.folder(part).name} | runs.wanted(part) for label, part in _parts(name).items()}
+    (folder / _CONFIG).write_text(json.dumps({"experiment": name, **runs.described(), "parts": parts}, indent=1))
+    for part in _parts(name).values():
+        runs.measure(part)
+    return _outcome(name, runs)
+
+
+def report(out: str | os.PathLike[str]) -> list[Outcome]:
+    """What came out of all experiments that were run in a folder, as far as they were; also written to `report.md`."""
+    folder = pathlib.Path(out)
+    configs = {name: folder / name / _CONFIG for name in EXPERIMENTS if (folder / name / _CONFIG).exists()}
+    if not configs:
+        raise ValueError(f"{folder} holds no results: run an experiment with --out {folder}")
+    outcomes = []
+    for name, path in configs.items():
+        config = json.loads(path.read_text())
+        runs = Runs(folder, Scale(**config["scale"]), config["seeds"], until=config["until"])
+        outcomes.append(_outcome(name, runs))
+    (folder / "report.md").write_text("\n".join(outcome.markdown() for outcome in outcomes))
+    return outcomes
+
+
+def _parts(name: str) -> dict[str, Any]:
+    return dict(EXPERIMENTS[name].parts)
+
+
+def _outcome(name: str, runs: Runs) -> Outcome:
+    """Judges and draws what is there."""
+    experiment, folder = EXPERIMENTS[name], runs.out / name
+    found = {label: runs.found(part) for label, part in _parts(name).items()}
+    measured = {label: value for label, value in found.items() if value is not None}
+    curves = {label: _curve(value) if isinstance(value, Result) else value for label, value in measured.items()}
+    verdicts = {claim.text: judged(claim, curves) for claim in experiment.claims}
+    figure = figures.draw(experiment, measured)
+    if figure is not None:
+        import matplotlib.pyplot as plt
+
+        for kind in ("png", "svg"):
+            figure.savefig(folder / f"figure.{kind}", dpi=90)
+        plt.close(figure)
+    if isinstance(experiment, Experiment):
+        _write_summary(folder / "summary.csv", measured)
+    return Outcome(name, measured, verdicts, folder)
+
+
+def _curve(result: Result) -> Curve:
+    return Curve(result.history.epoch, 100 * result.history.accuracy.astype(np.float64))
+
+
+def _write_summary(path: pathlib.Path, results: Mapping[str, Result]) -> None:
+    """One row for every curve, seed and evaluation."""
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["curve", "seed", "epoch", "mean", "min", "max", "consensus_distance"])
+        for label, result in results.items():
+            for number, seed in enumerate(result.provenance["seeds"]):
+                accuracy = result.history.accuracy[number].astype(np.float64)
+                for epoch, nodes, distance in zip(
+                    result.history.epoch, accuracy, result.history.consensus_distance[number], strict=True
+                ):
+                    numbers = [f"{value:.5f}" for value in (nodes.mean(), nodes.min(), nodes.max(), distance)]
+                    rows.writerow([label, seed, f"{epoch:g}", *numbers])

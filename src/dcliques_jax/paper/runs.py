@@ -1,0 +1,156 @@
+"""Runs in a folder: what is finished is not run again, what was interrupted goes on where it stopped."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dcliques_jax import _checks, cliques
+from dcliques_jax._provenance import surroundings, versions
+from dcliques_jax._simulate import simulate
+from dcliques_jax.datasets import Dataset
+from dcliques_jax.paper.settings import CLIQUE_SIZE, TASKS, Setting
+from dcliques_jax.results import Result
+
+
+class Scale(NamedTuple):
+    """How long to train, and what to evaluate."""
+
+    epochs: Mapping[str, int]  # by task
+    eval_every: int | None = None  # epochs; None: 1, and 5 on more than 100 nodes
+    eval_nodes: int | None = None  # None: all
+    eval_examples: int | None = None  # None: all test examples
+    experiments: int = 100  # in which Greedy Swap is watched
+
+
+SCALES = {
+    "full": Scale({"mnist": 100, "cifar10": 100}),
+    "quick": Scale({"mnist": 20, "cifar10": 4}, eval_every=1, eval_nodes=100, eval_examples=500, experiments=10),
+}
+
+
+class SkewStudy(NamedTuple):
+    """How the mean skew of the cliques of 100 nodes falls with the steps of Greedy Swap, in many experiments."""
+
+    task: str
+
+    @property
+    def name(self) -> str:
+        """What tells this study from all else, fit for a file."""
+        return f"skew-{self.task}"
+
+
+class Runs:
+    """The runs of a scale and some seeds in a folder."""
+
+    def __init__(
+        self,
+        out: pathlib.Path,
+        scale: Scale,
+        seeds: int,
+        *,
+        until: int | None = None,
+        resume: bool = False,
+        datasets: Mapping[str, Dataset] | None = None,
+        progress: bool = True,
+    ) -> None:
+        self.out, self.scale, self.until, self.resume, self.progress = out, scale, until, resume, progress
+        self.seeds = list(range(_checks.integer("seeds", seeds, 1)))
+        self._datasets = dict(datasets or {})
+
+    def dataset(self, task: str) -> Dataset:
+        """A data set by the name of its task, loaded once."""
+        if task not in self._datasets:
+            self._datasets[task] = TASKS[task].load()
+        return self._datasets[task]
+
+    def folder(self, part: Setting | SkewStudy) -> pathlib.Path:
+        """Where a part is kept; parts that differ in anything are kept apart."""
+        wanted = self.wanted(part)
+        return self.out / "runs" / f"{part.name}-{_checks.checksum(json.dumps(wanted, sort_keys=True).encode())[:8]}"
+
+    def wanted(self, part: Setting | SkewStudy) -> dict[str, Any]:
+        """All that determines a part, as plain values."""
+        if isinstance(part, SkewStudy):
+            return {**part._asdict(), "experiments": self.scale.experiments}
+        length = {"epochs": self.scale.epochs[part.task], "eval_every": self._eval_every(part)}
+        evaluated = {"eval_nodes": self._eval_nodes(part), "eval_examples": self.scale.eval_examples}
+        return {**part._asdict(), "batch_size": part.batch_size, **length, **evaluated, "seeds": self.seeds}
+
+    def found(self, part: Setting | SkewStudy) -> Any:
+        """What was measured, as far as it was run: a `Result` of a setting, skews `[experiments, steps]`, or None."""
+        path = self.folder(part) / "measured.npz"
+        if not path.exists():
+            return None
+        return Result.load(path) if isinstance(part, Setting) else np.load(path, allow_pickle=False)["skew"]
+
+    def measure(self, part: Setting | SkewStudy) -> Any:
+        """What was measured, run now where that has not been done."""
+        found = self.found(part)
+        if isinstance(part, SkewStudy):
+            return self._study(part) if found is None else found
+        epochs = self.scale.epochs[part.task]
+        last = epochs if self.until is None else min(epochs, self.until)
+        if found is not None and found.history.epoch[-1] >= last:
+            return found
+        folder = self.folder(part)
+        if (folder / "checkpoint").exists() and not self.resume:
+            raise ValueError(f"an unfinished run lies in {folder}: go on with --resume, or choose another --out")
+        return self._train(part, last, 0.0 if found is None else found.provenance["seconds"])
+
+    def _study(self, study: SkewStudy) -> np.ndarray:
+        nodes = Setting(study.task)
+        skews = [
+            cliques.skew_trajectory(
+                nodes.data(self.dataset(study.task), seed).label_distribution, CLIQUE_SIZE, seed=seed
+            )
+            for seed in range(self.scale.experiments)
+        ]
+        folder = self.folder(study)
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(folder / "measured.npz", skew=np.stack(skews))
+        return np.stack(skews)
+
+    def _train(self, setting: Setting, last: int, seconds_before: float) -> Result:
+        """Trains up to an epoch; seeds share one program."""
+        dataset, wanted, folder = self.dataset(setting.task), self.wanted(setting), self.folder(setting)
+        data = [setting.data(dataset, seed) for seed in self.seeds]
+        graphs = [setting.graph(d.label_distribution, seed) for d, seed in zip(data, self.seeds, strict=True)]
+        started = time.monotonic()
+        result = simulate(
+            graphs,
+            data,
+            model=TASKS[setting.task].model(dataset.num_classes),
+            algorithm=setting.algorithm(),
+            **{name: wanted[name] for name in ("epochs", "batch_size", "eval_every", "eval_nodes", "eval_examples")},
+            seeds=self.seeds,
+            on_evaluation=lambda record: record.epoch >= last,
+            checkpoint_dir=folder / "checkpoint",
+            progress=self.progress,
+        )
+        seconds = seconds_before + time.monotonic() - started
+        # Models are in the checkpoint while they are needed; of a finished run only what was measured is kept.
+        kept = dataclasses.replace(
+            result, params={}, provenance=result.provenance | {"setting": setting.name, "seconds": round(seconds, 1)}
+        )
+        kept.save(folder / "measured.npz")
+        if last == wanted["epochs"]:
+            shutil.rmtree(folder / "checkpoint")
+        return kept
+
+    def _eval_every(self, setting: Setting) -> int:
+        return self.scale.eval_every or (1 if setting.num_nodes <= 100 else 5)
+
+    def _eval_nodes(self, setting: Setting) -> int | None:
+        most = self.scale.eval_nodes
+        return None if most is None or most >= setting.num_nodes else most
+
+    def described(self) -> dict[str, Any]:
+        """The arguments, as plain values."""
+        arguments = {"scale": self.scale._asdict(), "seeds": len(self.seeds), "until": self.until}
+        return {**arguments, "versions": versions(), **surroundings()}

@@ -1,0 +1,313 @@
+"""The experiments of the paper: all of them are built, run at tiny size and drawn; claims are judged both ways."""
+
+import csv
+import functools
+import json
+
+import numpy as np
+import pytest
+
+import dcliques_jax.paper.runs as runs_module
+from dcliques_jax import datasets, models, paper
+from dcliques_jax.paper import EXPERIMENTS, Experiment, Scale, claims
+from dcliques_jax.paper.__main__ import main
+from dcliques_jax.paper.claims import Curve, judged
+from dcliques_jax.paper.runs import Runs, SkewStudy
+from dcliques_jax.paper.settings import TASKS, Setting, Task
+
+TINY = Scale({"mnist": 2, "cifar10": 2}, eval_every=1, experiments=2)
+SETTINGS = {part.name: part for e in EXPERIMENTS.values() for part in e.parts.values() if isinstance(part, Setting)}
+
+
+@functools.cache
+def tiny():
+    return datasets.synthetic(num_train=2000, num_test=40, input_shape=(5,), seed=1)
+
+
+@pytest.fixture(autouse=True)
+def _tiny_tasks(monkeypatch):
+    """Two rounds an epoch on 1, 10 and 20 nodes."""
+    for name, task in list(TASKS.items()):
+        small = Task(task.title, tiny, models.logistic_regression, task.learning_rate, batch_size=10)
+        monkeypatch.setitem(TASKS, name, small)
+
+
+def shrunk(setting):
+    return setting._replace(task="mnist", num_nodes=min(setting.num_nodes, 20))
+
+
+@pytest.fixture
+def _shrunk_settings(monkeypatch):
+    """Experiments of twenty nodes in the place of more."""
+    monkeypatch.setattr(
+        Experiment,
+        "parts",
+        property(lambda self: {label: shrunk(s) for panel in self.panels.values() for label, s in panel.items()}),
+    )
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_is_built_as_large_as_in_the_paper(name):
+    setting = SETTINGS[name]
+    labelled = datasets.synthetic(num_train=50_000, num_test=10, input_shape=(1,))
+    data = setting.data(labelled, seed=0)
+    topology = setting.graph(data.label_distribution, seed=0)
+    assert topology.num_nodes == data.num_nodes == setting.num_nodes
+    assert len(set(data.sizes)) == 1
+    if setting.averaging and setting.num_nodes > 1:
+        assert topology.gradient_edges is not None
+    if setting.removed_edges:
+        whole = setting._replace(removed_edges=0).graph(data.label_distribution, seed=0)
+        removed = (topology.clique_ids.max() + 1) * setting.removed_edges
+        assert len(whole.edges) - len(topology.edges) == removed
+
+
+@pytest.mark.parametrize("setting", sorted({shrunk(s) for s in SETTINGS.values()}), ids=lambda s: s.name)
+def test_every_setting_trains(setting, tmp_path):
+    result = Runs(tmp_path, TINY, 2, until=1).measure(setting)
+    assert result.history.round.tolist() == [0, 2]
+    assert result.history.accuracy.shape == (2, 2, setting.num_nodes)
+    assert result.history.loss[:, 1].mean() < result.history.loss[:, 0].mean()
+
+
+def test_the_network_of_the_paper_trains(tmp_path, monkeypatch):
+    images = datasets.synthetic(num_train=400, num_test=20, input_shape=(32, 32, 3))
+    monkeypatch.setitem(TASKS, "cifar10", Task("CIFAR-10", lambda: images, models.gn_lenet, 0.002, 2))
+    setting = EXPERIMENTS["d-cliques-cifar10"].parts["D-Cliques"]._replace(num_nodes=10)
+    assert setting.batch_size == 20
+    result = Runs(tmp_path, TINY, 1, until=1).measure(setting)
+    assert result.provenance["model"] == "GNLeNet(num_classes=10)"
+    assert result.history.round.tolist() == [0, 2]
+
+
+def test_batches_are_those_of_the_paper(monkeypatch):
+    monkeypatch.undo()
+    sizes = {(task, n): Setting(task, num_nodes=n).batch_size for task in TASKS for n in (1, 10, 100, 1000)}
+    assert [sizes["mnist", n] for n in (1, 10, 100, 1000)] == [12_800, 1280, 128, 13]
+    assert [sizes["cifar10", n] for n in (1, 10, 100, 1000)] == [2000, 200, 20, 2]
+
+
+def test_balanced_iid_data_has_the_examples_of_one_class_data():
+    iid, skewed = (
+        Setting("mnist", partition=name, num_nodes=20).data(tiny(), 3) for name in ("balanced_iid", "one_class")
+    )
+    assert sorted(iid.indices.ravel()) == sorted(skewed.indices.ravel())
+    assert (iid.label_counts > 0).sum(axis=1).min() > 5
+
+
+def test_names_tell_settings_apart():
+    parts = {part for experiment in EXPERIMENTS.values() for part in experiment.parts.values()}
+    assert len({part.name for part in parts}) == len(parts)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_claims_are_about_what_is_run(name):
+    experiment = EXPERIMENTS[name]
+    assert experiment.claims
+    asked = set()
+
+    class Asked(dict):
+        def __missing__(self, label):
+            asked.add(label)
+            return (
+                Curve(np.arange(200.0), np.ones((1, 200, 2)))
+                if isinstance(experiment, Experiment)
+                else np.ones((2, 1001))
+            )
+
+    for claim in experiment.claims:
+        assert claim.judge(Asked()).holds is not None
+    assert asked <= set(experiment.parts)
+    beside = set(experiment.beside) if isinstance(experiment, Experiment) else set()
+    assert beside <= asked
+
+
+# Claims, both ways
+
+
+def curve(*means, band=0.0, seeds=1):
+    accuracy = np.array(means, np.float64)[:, None] + band * np.array([-0.5, 0.5])
+    return Curve(np.arange(len(means)) * 1.0, np.repeat(accuracy[None], seeds, axis=0))
+
+
+@pytest.mark.parametrize(
+    ("claim", "true", "false"),
+    [
+        (claims.within("a", "b", points=1, since=1), (curve(9, 50), curve(3, 50.5)), (curve(3, 3), curve(5, 5))),
+        (claims.faster("a", "b"), (curve(9, 60, 80), curve(9, 50, 80)), (curve(9, 50, 80), curve(9, 60, 80))),
+        (claims.faster("a", "b", by=2), (curve(0, 9), curve(0, 6)), (curve(0, 9), curve(0, 8))),
+        (claims.narrower("a", "b"), (curve(1, 2, band=1), curve(1, 2, band=2)), (curve(1, 2), curve(1, 2))),
+        (claims.narrower("a", "b", factor=3), (curve(1, band=1), curve(1, band=4)), (curve(1, band=1), curve(1))),
+        (claims.no_wider("a", "b", points=1), (curve(1, band=2), curve(1, band=1.5)), (curve(1, band=2), curve(1))),
+        (claims.reaches("a", 90, points=1, at=1), (curve(0, 89.5), None), (curve(0, 88), None)),
+    ],
+)  # fmt: skip
+def test_claims_hold_or_do_not(claim, true, false):
+    assert claim.judge(dict(zip("ab", true, strict=True))).holds is True
+    assert claim.judge(dict(zip("ab", false, strict=True))).holds is False
+
+
+def test_a_gain_is_held_against_another():
+    curves = {"a": curve(0, 9), "b": curve(0, 5), "c": curve(0, 8), "d": curve(0, 6)}
+    assert claims.gains_more(("a", "b"), ("c", "d")).judge(curves).holds is True
+    assert claims.gains_more(("c", "d"), ("a", "b")).judge(curves).holds is False
+
+
+@pytest.mark.parametrize(("claim", "broken"), [
+    (claims.smaller_skew("x", most=0.1), [[0.5, 0.2, 0.2], [0.5, 0.2, 0.2]]),
+    (claims.smaller_skew("x", most=0.1), [[0.5, 0.2, 0.0], [0.5, 0.6, 0.6]]),
+    (claims.settles("x", steps=1), [[0.5, 0.4, 0.0], [0.5, 0.4, 0.0]]),
+    (claims.harder("x", "y", since=1), [[0.5, 0.0, 0.0], [0.5, 0.0, 0.0]]),
+])  # fmt: skip
+def test_claims_of_skew_hold_or_do_not(claim, broken):
+    good, easy = np.array([[0.5, 0.05, 0.05], [0.4, 0.05, 0.05]]), np.array([[0.5, 0.01, 0.01], [0.4, 0.01, 0.01]])
+    assert claim.judge({"x": good, "y": easy}).holds is True
+    assert claim.judge({"x": np.array(broken), "y": easy}).holds is False
+
+
+def test_what_was_not_run_long_enough_cannot_be_told():
+    short = {"a": curve(1, 2), "b": curve(1, 2)}
+    assert claims.within("a", "b", points=1, since=10).judge(short).holds is None
+    assert claims.reaches("a", 90, points=1, at=100).judge(short).holds is None
+    assert judged(claims.faster("a", "c"), short) == (None, "c was not run")
+
+
+def test_seeds_are_counted():
+    a, b = curve(0, 9, seeds=2), curve(0, 8, seeds=2)
+    a.accuracy[1] -= 1.5
+    verdict = claims.faster("a", "b").judge({"a": a, "b": b})
+    assert verdict.holds is True
+    assert "(1 of 2 seeds)" in verdict.numbers
+
+
+def test_curves_are_compared_where_both_were_evaluated():
+    often = Curve(np.arange(11.0), np.linspace(0, 100, 11)[None, :, None])
+    rarely = Curve(np.array([0.0, 5, 10]), np.array([0.0, 50, 100])[None, :, None])
+    assert claims.within("a", "b", points=0.1, since=0).judge({"a": often, "b": rarely}).holds is True
+    assert claims.faster("a", "b").judge({"a": often, "b": rarely}).holds is False
+
+
+# Folders
+
+
+@pytest.mark.usefixtures("_shrunk_settings")
+def test_an_experiment_leaves_everything_behind(tmp_path):
+    outcome = paper.run("clique-averaging-mnist", scale=TINY, seeds=2, out=tmp_path, progress=False)
+    folder = tmp_path / "clique-averaging-mnist"
+    assert outcome.folder == folder
+    assert list(outcome.measured) == ["with Clique Averaging", "without"]
+    config = json.loads((folder / "config.json").read_text())
+    assert config["versions"]["dcliques_jax"]
+    assert config["parts"]["without"]["seeds"] == [0, 1]
+    rows = list(csv.DictReader((folder / "summary.csv").open()))
+    assert len(rows) == 2 * 2 * 3  # curves, seeds, evaluations
+    accuracy = outcome.measured["without"].history.accuracy
+    last = [row for row in rows if row["curve"] == "without" and row["seed"] == "1"][-1]
+    assert float(last["mean"]) == pytest.approx(accuracy[1, -1].mean(), abs=1e-5)
+    assert float(last["min"]) == pytest.approx(accuracy[1, -1].min(), abs=1e-5)
+    for picture in ("figure.png", "figure.svg"):
+        assert 1000 < (folder / picture).stat().st_size < 150_000
+    assert not list(tmp_path.glob("runs/*/checkpoint"))
+    assert str(outcome).count("\n") == 1 + 2 * 2
+
+
+@pytest.mark.usefixtures("_shrunk_settings")
+def test_finished_parts_are_not_run_again(tmp_path, monkeypatch):
+    first = paper.run("clique-averaging-mnist", scale=TINY, out=tmp_path, progress=False)
+    monkeypatch.setattr(runs_module, "simulate", None)
+    again = paper.run("clique-averaging-mnist", scale=TINY, out=tmp_path, progress=False)
+    assert again.verdicts == first.verdicts
+    # Another experiment shares one of the two settings.
+    shared = paper.EXPERIMENTS["greedy-swap-mnist"].parts["Greedy Swap"]
+    assert Runs(tmp_path, TINY, 1).found(shared).history.epoch[-1] == 2
+    with pytest.raises(TypeError):
+        paper.run("clique-averaging-mnist", scale=TINY, seeds=2, out=tmp_path, progress=False)
+
+
+@pytest.mark.usefixtures("_shrunk_settings")
+def test_an_interrupted_experiment_goes_on_bit_for_bit(tmp_path):
+    whole = paper.run("clique-averaging-mnist", scale=TINY, out=tmp_path / "whole", progress=False)
+    arguments = {"name": "clique-averaging-mnist", "scale": TINY, "out": tmp_path / "parts", "progress": False}
+    half = paper.run(**arguments, until=1)
+    assert half.measured["without"].history.epoch.tolist() == [0, 1]
+    with pytest.raises(ValueError, match=r"an unfinished run lies in .* --resume"):
+        paper.run(**arguments)
+    resumed = paper.run(**arguments, resume=True)
+    for label, result in whole.measured.items():
+        np.testing.assert_array_equal(resumed.measured[label].history.accuracy, result.history.accuracy)
+        np.testing.assert_array_equal(resumed.measured[label].history.loss, result.history.loss)
+    assert resumed.measured["without"].provenance["seconds"] > half.measured["without"].provenance["seconds"]
+
+
+@pytest.mark.usefixtures("_shrunk_settings")
+def test_all_that_was_run_is_reported(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(paper.SCALES, "quick", TINY)
+    broken = main(["run", "clique-averaging-mnist", "skew-steps", "--out", str(tmp_path)])
+    told = capsys.readouterr().out
+    # A part that is missing does not hide the rest.
+    gone = Runs(tmp_path, TINY, 1).folder(paper.EXPERIMENTS["clique-averaging-mnist"].parts["without"])
+    (gone / "measured.npz").unlink()
+    assert main(["report", str(tmp_path)]) in (0, 1)
+    report = capsys.readouterr().out
+    assert "clique-averaging-mnist (Figure 6)" in told
+    assert broken == ("DOES NOT HOLD" in told)
+    assert "cannot be told: without was not run" in report
+    assert "claims hold" in report
+    page = (tmp_path / "report.md").read_text()
+    assert "![MNIST: Clique Averaging" in page
+    assert "| ? | without was not run |" in page
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_figure_is_drawn(name, tmp_path_factory):
+    import matplotlib.pyplot as plt
+
+    experiment = EXPERIMENTS[name]
+    if isinstance(experiment, Experiment):
+        result = drawn_result(tmp_path_factory.getbasetemp())
+        figure = paper.figures.draw(experiment, dict.fromkeys(experiment.parts, result))
+        lines = [len(ax.get_legend_handles_labels()[1]) for ax in figure.axes] if figure else []
+        assert lines == [len(curves) for curves in experiment.panels.values()]
+    else:
+        figure = paper.figures.draw(experiment, dict.fromkeys(experiment.parts, np.linspace(1, 0, 2002).reshape(2, -1)))
+        assert all(ax.get_legend() for ax in figure.axes)
+    plt.close("all")
+
+
+@functools.cache
+def drawn_result(folder):
+    return Runs(folder, TINY, 1, until=1).measure(shrunk(SETTINGS["mnist-shards-100-ring"]))
+
+
+def test_the_stated_numbers_are_met(tmp_path):
+    outcome = paper.run("numbers", out=tmp_path)
+    assert all(verdict.holds for verdict in outcome.verdicts.values())
+    assert len(outcome.verdicts) == 7
+
+
+def test_skews_are_studied_in_many_experiments(tmp_path):
+    skews = Runs(tmp_path, TINY, 1).measure(SkewStudy("mnist"))
+    assert skews.shape == (2, 1001)
+    assert (skews[:, -1] < skews[:, 0]).all()
+
+
+def test_all_experiments_are_listed(capsys):
+    assert main(["list"]) == 0
+    listed = capsys.readouterr().out
+    assert [line.split()[0] for line in listed.splitlines()] == list(EXPERIMENTS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "numbers", "figure-99"], "NAME='figure-99' is unknown"),
+        (["run", "numbers", "--seeds", "0"], "seeds=0"),
+        (["run", "numbers", "--until", "0"], "until=0"),
+        (["report", "nowhere"], "nowhere holds no results"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
