@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 import dcliques_jax as dc
-from dcliques_jax import _plans, _programs, _simulate
+from dcliques_jax import _layouts, _plans, _simulate
 
 SILENT = {"progress": False}
 
@@ -34,19 +34,20 @@ class Rounds:
         runs = _plans.make_runs(topology, data, 0, None)
         plan = _plans.make_plan(runs, rounds=1, batch_size=batch_size)
         parts = _plans.Parts(dc.models.as_model(model), "", self.algorithm, dc.metrics.cross_entropy, init)
-        self.program, self.state, *self.data = _simulate.prepare(runs, plan, parts)
+        self.layout = _layouts.make_layout(runs, parts, None)
+        self.rounds = _layouts.prepare(self.layout, plan)
+        self.state = self.rounds.state
 
     def run(self, rounds):
         """Goes on for some rounds."""
-        self.state, _ = _programs.run(self.program, self.state, *self.data, rounds, most_rounds=rounds)
+        self.state, _ = self.rounds.run(self.state, rounds, rounds)
         jax.block_until_ready(self.state)
 
     def models(self):
         """The models of all nodes, in the order of the topology."""
-        state = _simulate.in_topology_order(self.state, self.data[0], self.algorithm)
+        state = _layouts.in_topology_order(self.layout, self.state, [])
         return jax.tree.map(lambda leaf: leaf[0], state.params)
 
     def memory(self, rounds):
         """Bytes of device memory at the peak."""
-        lowered = _programs.run.lower(self.program, self.state, *self.data, rounds, most_rounds=rounds)
-        return _simulate.peak_bytes(lowered)
+        return _simulate.peak_bytes(self.rounds._replace(state=self.state).lower(rounds))

@@ -1,5 +1,8 @@
+from unittest import mock
+
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +18,11 @@ def members(ids):
     return [np.flatnonzero(ids == clique).tolist() for clique in range(ids.max() + 1)]
 
 
+def in_turn(most):
+    """Greedy Swap makes its steps one after another up to this many cliques, and at once with more."""
+    return mock.patch.object(cliques, "_MOST_IN_TURN", most)
+
+
 cases = st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(0, 1000)).filter(lambda case: case[1] <= case[0])
 
 
@@ -27,38 +35,41 @@ def test_skew_equals_the_reference(case):
     np.testing.assert_allclose(cliques.skew(ids, p), expected, atol=1e-12)
 
 
-@given(cases)
-def test_sizes_are_full_but_for_the_last(case):
+@pytest.mark.parametrize("most", [0, 100])
+@given(case=cases)
+def test_sizes_are_full_but_for_the_last(most, case):
     num_nodes, clique_size, seed = case
     full, rest = divmod(num_nodes, clique_size)
     expected = [clique_size] * full + [rest] * (rest > 0)
     p = label_distributions(num_nodes, seed=seed)
-    for ids in (
-        cliques.random_cliques(num_nodes, clique_size, seed=seed),
-        cliques.greedy_swap(p, clique_size, max_steps=30, seed=seed),
-    ):
-        assert np.bincount(ids).tolist() == expected
+    assert np.bincount(cliques.random_cliques(num_nodes, clique_size, seed=seed)).tolist() == expected
+    with in_turn(most):
+        assert np.bincount(cliques.greedy_swap(p, clique_size, max_steps=30, seed=seed)).tolist() == expected
 
 
-@given(cases)
-def test_greedy_swap_never_raises_the_skew(case):
+@pytest.mark.parametrize("most", [0, 100])
+@given(case=cases)
+def test_greedy_swap_never_raises_the_skew(most, case):
     num_nodes, clique_size, seed = case
     p = label_distributions(num_nodes, seed=seed)
-    trajectory = cliques.skew_trajectory(p, clique_size, max_steps=60, seed=seed)
+    start = cliques.random_cliques(num_nodes, clique_size, seed=seed)
+    with in_turn(most):
+        trajectory = cliques.skew_trajectory(p, clique_size, max_steps=60, seed=seed)
+        end = cliques.greedy_swap(p, clique_size, max_steps=60, seed=seed)
     assert trajectory.shape == (61,)
     assert (np.diff(trajectory) < 1e-12).all()
-    start = cliques.random_cliques(num_nodes, clique_size, seed=seed)
-    end = cliques.greedy_swap(p, clique_size, max_steps=60, seed=seed)
     assert trajectory[0] == pytest.approx(cliques.skew(start, p).mean())
     assert trajectory[-1] == pytest.approx(cliques.skew(end, p).mean(), abs=1e-9)
 
 
-@given(st.integers(0, 1000))
-def test_a_greedy_step_makes_one_improving_exchange_between_two_cliques(seed):
+@pytest.mark.parametrize("most", [0, 100])
+@given(seed=st.integers(0, 1000))
+def test_a_greedy_step_makes_one_improving_exchange_between_two_cliques(most, seed):
     p = label_distributions(12, seed=seed)
     for steps in range(5):
-        before = cliques.greedy_swap(p, 4, max_steps=steps, seed=seed)
-        after = cliques.greedy_swap(p, 4, max_steps=steps + 1, seed=seed)
+        with in_turn(most):
+            before = cliques.greedy_swap(p, 4, max_steps=steps, seed=seed)
+            after = cliques.greedy_swap(p, 4, max_steps=steps + 1, seed=seed)
         moved = np.flatnonzero(before != after)
         if len(moved) == 0:
             continue
@@ -68,14 +79,16 @@ def test_a_greedy_step_makes_one_improving_exchange_between_two_cliques(seed):
         assert total[1] < total[0] + 1e-12
 
 
-def test_greedy_swap_chooses_uniformly_among_improving_exchanges():
+@pytest.mark.parametrize("most", [0, 100])
+def test_greedy_swap_chooses_uniformly_among_improving_exchanges(most):
     """Two cliques of three nodes: all exchanges that help are counted by hand, and each comes up equally often."""
     p = np.array([[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [0.1, 0.2, 0.7]])
     found = {}
     for seed in range(3000):
         start = cliques.random_cliques(6, 3, seed=seed)
         groups = frozenset(map(frozenset, members(start)))
-        end = cliques.greedy_swap(p, 3, max_steps=1, seed=seed)
+        with in_turn(most):
+            end = cliques.greedy_swap(p, 3, max_steps=1, seed=seed)
         found.setdefault(groups, []).append(frozenset(map(frozenset, members(end))))
     checked = 0
     for groups, ends in found.items():
@@ -95,6 +108,85 @@ def test_greedy_swap_chooses_uniformly_among_improving_exchanges():
         assert ((counts - expected) ** 2 / expected).sum() < 4 * len(better) + 10  # chi-squared, far in the tail
         checked += len(better) > 1
     assert checked > 3
+
+
+def one_by_one(order, deviation, pairs, clique_size, draws):
+    """Algorithm 2, given which cliques meet and for each step a number in [0, 1) that chooses an exchange."""
+    groups = [list(order[start : start + clique_size]) for start in range(0, len(order), clique_size)]
+
+    def total(*both):
+        return sum(abs(deviation[group].mean(axis=0)).sum() for group in both)
+
+    changes = []
+    for (a, b), draw in zip(pairs, draws, strict=True):
+        one, two, better = groups[a], groups[b], []
+        for i in range(len(one)):
+            for j in range(len(two)):
+                new = [*one[:i], two[j], *one[i + 1 :]], [*two[:j], one[i], *two[j + 1 :]]
+                if total(*new) < total(one, two):
+                    better.append(new)
+        changes.append(0.0)
+        if better:
+            groups[a], groups[b] = better[int(draw * len(better))]
+            changes[-1] = total(groups[a], groups[b]) - total(one, two)
+    return np.concatenate(groups), changes
+
+
+@pytest.mark.parametrize("num_nodes", [64, 60])  # the last of eight cliques is full, or half of one
+def test_steps_at_once_equal_steps_one_by_one(num_nodes):
+    """On fractions whose sums are exact in any order: all shifts of a row in the data, so that the mean is 1/4, too."""
+    rows = np.random.default_rng(0).multinomial(8, [0.4, 0.3, 0.2, 0.1], size=num_nodes // 4) / 8
+    p = np.concatenate([np.roll(rows, shift, axis=1) for shift in range(4)])
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        order, deviation = rng.permutation(num_nodes), p - p.mean(axis=0)
+        pairs = np.array([rng.choice(8, 2, replace=False) for _ in range(60)])
+        expected, expected_changes = one_by_one(order, deviation, pairs, 8, np.random.default_rng(seed).random(60))
+        changes = cliques._swap_at_once(order, deviation, pairs, 8, np.random.default_rng(seed))
+        np.testing.assert_array_equal(order, expected)
+        np.testing.assert_array_equal(changes, expected_changes)
+        assert (changes < 0).sum() > 10
+
+
+def test_batches_leave_every_bit_as_it_is():
+    p = partitions.shards(datasets.synthetic(num_train=2010), 201, unequal=True).label_distribution
+    with in_turn(0):
+        found = cliques.greedy_swap(p, 10, max_steps=1000)
+        with mock.patch.object(cliques, "_AT_ONCE", 1):
+            np.testing.assert_array_equal(cliques.greedy_swap(p, 10, max_steps=1000), found)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] != pair[1]), max_size=40))
+def test_a_round_comes_after_all_earlier_steps_with_the_same_cliques(pairs):
+    rounds = cliques._rounds(np.array(pairs, np.int64).reshape(-1, 2))
+    for step, pair in enumerate(pairs):
+        earlier = [rounds[other] for other in range(step) if {*pairs[other]} & {*pair}]
+        assert rounds[step] == max(earlier, default=0) + 1
+
+
+@pytest.mark.parametrize("kind", ["shards", "dirichlet"])
+def test_steps_at_once_lower_the_skew_as_steps_in_turn_do(kind):
+    """Side by side on 200 nodes in 20 cliques: the same distribution of the mean skew, on the way and at the end."""
+    if kind == "shards":  # many exchanges of equal skew, and many ways to skew 0
+        data = datasets.synthetic(num_train=2000)
+        labels = [partitions.shards(data, 200, seed=seed).label_distribution for seed in range(30)]
+    else:
+        labels = [label_distributions(200, num_classes=10, seed=seed) for seed in range(30)]
+    in_turns, at_once = [], []
+    for most, found in [(100, in_turns), (0, at_once)]:
+        with in_turn(most):
+            found += [cliques.skew_trajectory(p, 10, max_steps=600, seed=seed) for seed, p in enumerate(labels)]
+    for step in (40, 100, 200, 400, 600):
+        one, other = np.array(in_turns)[:, step], np.array(at_once)[:, step]
+        assert scipy.stats.ks_2samp(one, other).pvalue > 0.01, step
+        assert scipy.stats.ttest_rel(one, other).pvalue > 0.01, step  # pairs: same nodes, same meetings of cliques
+
+
+def test_many_cliques_get_more_steps_by_default():
+    assert cliques.skew_trajectory(label_distributions(200), 2).shape == (1001,)
+    assert cliques.skew_trajectory(label_distributions(202), 2).shape == (100 * 101 + 1,)
+    p = np.eye(10)[np.arange(1010) % 10]
+    assert cliques.skew(cliques.greedy_swap(p, 10), p).mean() < 0.05
 
 
 @pytest.mark.parametrize(
@@ -135,6 +227,7 @@ def test_cliques_depend_on_their_seed_only():
     for build in (
         lambda seed: cliques.random_cliques(40, 10, seed=seed),
         lambda seed: cliques.greedy_swap(p, 10, seed=seed),
+        lambda seed: cliques.greedy_swap(label_distributions(303), 3, max_steps=500, seed=seed),
         lambda seed: cliques.ideal_cliques(np.eye(4)[np.arange(40) % 4], seed=seed),
     ):
         np.testing.assert_array_equal(build(1), build(1))

@@ -21,7 +21,8 @@ def reference_batches(data, seed, rounds, batch_size):
     taken = []
     for number in range(rounds):
         epoch, turn = divmod(number, per_epoch)
-        shuffled = np.asarray(sampling.shuffle(key, epoch, data.indices, data.sizes))
+        order = sampling.shuffle(key, epoch, data.indices.shape[1], data.sizes, np.arange(data.num_nodes))
+        shuffled = np.take_along_axis(data.indices, np.asarray(order), axis=1)
         batch = []
         for node, size in enumerate(data.sizes):
             share = batch_size * size / data.sizes.max()  # whole for the largest node

@@ -11,9 +11,9 @@ import pytest
 
 from dcliques_jax import (
     _chunks,
+    _layouts,
     _plans,
     _programs,
-    _simulate,
     algorithms,
     datasets,
     metrics,
@@ -73,7 +73,8 @@ def rounds(model, input_shape, algorithm):
     topology = topologies.d_cliques(data.label_distribution, clique_size=4)
     runs = _plans.make_runs(topology, data, 0, None)
     parts = _plans.Parts(models.as_model(model), "", algorithm, metrics.cross_entropy, "shared")
-    program, *arrays = _simulate.prepare(runs, _plans.make_plan(runs, rounds=4, batch_size=3), parts)
+    plan, layout = _plans.make_plan(runs, rounds=4, batch_size=3), _layouts.make_layout(runs, parts, None)
+    program, *arrays, _ = _layouts.prepare(layout, plan)
     return jax.jit(lambda *arrays: _programs.run(program, *arrays, 4, most_rounds=4)), arrays
 
 
@@ -83,11 +84,7 @@ def rounds(model, input_shape, algorithm):
 )
 def test_a_round_lowers_for_every_device_as_one_program_without_callbacks(platform, model, input_shape):
     run, (state, data, examples) = rounds(model, input_shape, algorithms.dsgd(optax.sgd(0.1, momentum=0.9)))
-    key = jax.random.key_data(data.key)  # keys are no arrays to `jax.export`
-    program = jax.jit(
-        lambda state, data, examples: run(state, data._replace(key=jax.random.wrap_key_data(data.key)), examples)
-    )
-    lowered = jax.export.export(program, platforms=[platform])(state, data._replace(key=key), examples).mlir_module()
+    lowered = jax.export.export(run, platforms=[platform])(state, data, examples).mlir_module()
     assert "stablehlo.while" in lowered
     called = set(re.findall(r"custom_call @(\w+)", lowered))  # a callback to the host would be one of them
     assert called <= {"cu_threefry2x32_ffi"}, called

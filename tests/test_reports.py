@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
+import scipy.sparse
 
 import catalogue
 import reference
-from dcliques_jax import cliques, partitions, reports, topologies
+from dcliques_jax import cliques, mixing, partitions, reports, topologies
 
 
 @pytest.mark.parametrize("name", catalogue.TOPOLOGIES)
@@ -57,12 +58,34 @@ def test_a_good_gap_can_hide_a_bad_neighbourhood(mnist):
 
 def test_distances_of_large_graphs_are_sampled_and_said_to_be(monkeypatch):
     exact = topologies.grid(8, 8).report()
-    monkeypatch.setattr(reports, "_MOST_SOURCES", 40)
+    monkeypatch.setattr(reports, "_MOST_DISTANCES", 40 * 64)
     sampled = topologies.grid(8, 8).report()
     assert sampled.distance_sources == 40
-    assert "measured from 40 random nodes" in str(sampled)
-    assert "measured" not in str(exact)
+    assert f"(diameter at least {sampled.diameter}, measured from 40 random nodes)" in str(sampled)
+    assert sampled.diameter <= exact.diameter
+    assert "(diameter 14)" in str(exact)
     assert sampled.mean_distance == pytest.approx(exact.mean_distance, rel=0.1)
+
+
+def test_the_gap_of_a_long_ring_is_exact():
+    report = topologies.ring(4000).report()
+    assert report.spectral_gap == pytest.approx(2 / 3 * (1 - np.cos(2 * np.pi / 4000)), rel=1e-6)
+    assert report.diameter == 2000
+
+
+def test_gaps_of_large_graphs_are_precise_however_small(monkeypatch):
+    """Narrow and wide graphs, with few slow modes and with many, and matrices whose last eigenvalue is close to -1."""
+    p = np.full((300, 10), 0.1)
+    halves = [topologies.random_regular(150, 6, seed=seed).edges + 150 * seed for seed in range(2)]
+    graphs = [topologies.d_cliques(p, inter=inter) for inter in ("ring", "fractal", "small_world", "fully_connected")]
+    graphs += [topologies.grid(15, 20), topologies.from_edges(300, [*halves[0], *halves[1], [0, 150]])]
+    matrices = [mixing.metropolis_hastings(graph) for graph in graphs]
+    matrices += [mixing.from_matrix(topologies.ring(n).adjacency() / 2) for n in (300, 301)]
+    matrices += [mixing.from_matrix(scipy.sparse.block_diag([matrix.to_sparse() for matrix in matrices[:2]]))]
+    matrices += [mixing.from_matrix(topologies.random_regular(300, 6).adjacency() / 6)]
+    exact = [mixing.spectral_gap(matrix) for matrix in matrices]
+    monkeypatch.setattr(mixing, "_DENSE_SPECTRUM", 10)
+    assert [mixing.spectral_gap(matrix) for matrix in matrices] == pytest.approx(exact, rel=1e-3, abs=1e-9)
 
 
 def test_it_prints_well():

@@ -24,10 +24,12 @@ def test_every_example_is_seen_exactly_once_an_epoch(sizes, batch_size, seed):
     assert (own[sizes >= own.shape[1]] > 0).all()  # no node that has an example for every round sits one out
     orders = []
     for epoch in range(2):
-        shuffled = sampling.shuffle(jax.random.key(seed), epoch, jnp.asarray(examples), jnp.asarray(sizes))
+        numbers = jnp.arange(len(sizes))
+        order = sampling.shuffle(jax.random.key(seed), epoch, int(sizes.max()), jnp.asarray(sizes), numbers)
         seen = [[] for _ in sizes]
         for turn in range(sampling.rounds_per_epoch(sizes, batch_size)):
-            found, taken = sampling.batches(shuffled, jnp.asarray(bounds), turn, batch_size)
+            lists = jnp.asarray(examples)
+            found, taken = sampling.batches(lists, order, jnp.asarray(bounds), turn, batch_size)
             assert found.shape == (len(sizes), batch_size)
             for node in range(len(sizes)):
                 seen[node] += np.asarray(found)[node][np.asarray(taken)[node]].tolist()
@@ -46,7 +48,9 @@ def test_rounds_per_epoch_and_short_last_batches(size, batch_size, expected):
     sizes = np.array([size, size])
     examples = jnp.tile(jnp.arange(size)[None], (2, 1))
     counts = [
-        sampling.batches(examples, jnp.asarray(sampling.bounds(sizes, batch_size)), turn, batch_size)[1].sum(axis=1)
+        sampling.batches(examples, examples, jnp.asarray(sampling.bounds(sizes, batch_size)), turn, batch_size)[1].sum(
+            axis=1
+        )
         for turn in range(sampling.rounds_per_epoch(sizes, batch_size))
     ]
     assert np.array(counts)[:, 0].tolist() == expected
@@ -54,7 +58,18 @@ def test_rounds_per_epoch_and_short_last_batches(size, batch_size, expected):
 
 def test_orders_are_uniform():
     """Each of the six orders of three examples comes up equally often."""
-    examples = jnp.tile(jnp.arange(3)[None], (6000, 1))
-    orders = np.asarray(sampling.shuffle(jax.random.key(0), 0, examples, jnp.full(6000, 3)))
+    orders = np.asarray(sampling.shuffle(jax.random.key(0), 0, 3, jnp.full(6000, 3), jnp.arange(6000)))
     counts = np.unique(orders @ [9, 3, 1], return_counts=True)[1]
     assert counts == pytest.approx([1000] * 6, rel=0.1)
+
+
+def test_the_order_of_a_node_does_not_depend_on_the_others():
+    key, sizes = jax.random.key(7), jnp.array([9, 4, 9, 1, 6])
+    together = sampling.shuffle(key, 3, 9, sizes, jnp.arange(5))
+    some = jnp.array([4, 0, 2])
+    np.testing.assert_array_equal(sampling.shuffle(key, 3, 9, sizes[some], some), together[some])
+
+
+def test_random_rows_are_those_of_the_whole_matrix():
+    key, rows = jax.random.key(5), jnp.array([3, 0, 6])
+    np.testing.assert_array_equal(sampling.random_rows(key, rows, 13), jax.random.bits(key, (7, 13), jnp.uint32)[rows])

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from dcliques_jax import _simulate, algorithms, datasets, mixing, models, partitions, simulate, topologies
+from dcliques_jax import _layouts, _memory, algorithms, datasets, mixing, models, partitions, simulate, topologies
 
 DATA = datasets.synthetic(num_train=400, num_test=60, num_classes=5, input_shape=(6,), seed=3)
 SEEDS = [4, 0, 7]
@@ -60,11 +60,12 @@ def test_one_data_set_and_one_topology_serve_all_seeds():
 
 def test_runs_that_do_not_fit_memory_together_run_by_turns(monkeypatch, tmp_path):
     whole = simulate(GRAPHS["D-Cliques"], PARTITIONS, seeds=SEEDS, **ARGUMENTS)
-    two_runs = 2 * 4 * 20 * 35 * 4  # each four times 20 nodes of 35 floats
-    monkeypatch.setattr(_simulate, "_memory_bytes", lambda: two_runs / _simulate._MEMORY_SHARE)
+    needed, forecast = [], _memory.forecast
+    monkeypatch.setattr(_memory, "forecast", lambda *args: needed.append(forecast(*args)) or needed[-1])
+    monkeypatch.setattr(_memory, "available", lambda mesh: 2 * 2 * needed[-1].total)  # twice what two runs take
     sizes = []
-    original = _simulate.prepare
-    monkeypatch.setattr(_simulate, "prepare", lambda runs, *rest: sizes.append(len(runs)) or original(runs, *rest))
+    original = _layouts.start
+    monkeypatch.setattr(_layouts, "start", lambda layout: sizes.append(len(layout.runs)) or original(layout))
     parts = simulate(GRAPHS["D-Cliques"], PARTITIONS, seeds=SEEDS, **ARGUMENTS)
     assert sizes == [2, 1]
     stopped = simulate(

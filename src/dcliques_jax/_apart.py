@@ -21,7 +21,7 @@ def apart(function: Callable[..., Any]) -> Callable[..., Any]:
     compiled = jax.jit(function)
 
     def call(*args: Any) -> Any:
-        with set_xla_metadata(inlineable="false"):  # type: ignore[no-untyped-call]
+        with set_xla_metadata(inlineable="false"):
             return compiled(*args)
 
     def barrier(*args: Any) -> Any:

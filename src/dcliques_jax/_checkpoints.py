@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -50,7 +51,7 @@ class Checkpoints:
         ((name, number),) = value.items()
         return number if self.directory is None else int(_remembered(self.directory, value)[name])
 
-    def check(self, identity: dict[str, Any], start: SimulationState) -> None:
+    def check(self, identity: dict[str, Any], starts: Sequence[SimulationState]) -> None:
         """Raises a `ValueError` if the folder belongs to a run of another identity; a new folder gets this one.
 
         The state before the first round is part of it: matrices, initial models and numbers that an optimiser keeps in
@@ -58,7 +59,7 @@ class Checkpoints:
         """
         if self.directory is None:
             return
-        identity = identity | {"start": checksum(*map(_plain, jax.tree.leaves(start)))}
+        identity = identity | {"start": checksum(*map(_plain, jax.tree.leaves(starts)))}
         identity = json.loads(json.dumps(identity))  # as it is read back
         found = _remembered(self.directory, identity)
         names = [name for name in {**identity, **found} if found.get(name) != identity.get(name)]
@@ -70,8 +71,8 @@ class Checkpoints:
             )
 
     def due(self) -> bool:
-        """Whether the last save is long enough ago."""
-        return time.monotonic() >= self._next_save
+        """Whether the last save is long enough ago, by the clock of the first process: all must save at once."""
+        return self.directory is not None and bool(_of_first_process(time.monotonic() >= self._next_save))
 
     def save(self, state: SimulationState, records: list[Record]) -> None:
         """Saves all that is needed to go on, in the place of what was saved before."""
@@ -86,16 +87,16 @@ class Checkpoints:
         self._saved_round, ended = records[-1].round, time.monotonic()
         self._next_save = ended + _SPACING * (ended - started)
 
-    def restore(self, state: SimulationState, last: int) -> tuple[SimulationState, list[Record]]:
-        """What was saved last; the given state and no records if nothing was. It must not be later than asked for."""
+    def restore(self, starts: list[SimulationState], last: int) -> tuple[list[SimulationState], list[Record]]:
+        """What was saved last; the given states and no records if nothing was. It must not be later than asked for."""
         if self.directory is None:
-            return state, []
-        leaves, structure = jax.tree.flatten(state)
-        like = {str(number): _plain(leaf) for number, leaf in enumerate(leaves)}
+            return starts, []
         ocp, manager = self._orbax
         step = manager.latest_step()
         if step is None:
-            return state, []
+            return starts, []
+        leaves, structure = jax.tree.flatten(jax.tree.map(lambda *leaves: jnp.stack(leaves), *starts))
+        like = {str(number): _plain(leaf) for number, leaf in enumerate(leaves)}
         if step > last:
             raise ValueError(
                 f"the run in {self.directory} is at round {step}, further than the {last} that were asked for: pass "
@@ -111,13 +112,15 @@ class Checkpoints:
         self._saved_round = step
         restored = [_like(found["state"][str(number)], leaf) for number, leaf in enumerate(leaves)]
         columns = [np.asarray(found["history"][name]) for name in Record._fields]
-        return jax.tree.unflatten(structure, restored), [Record(*row) for row in zip(*columns, strict=True)]
+        records = [Record(*row) for row in zip(*columns, strict=True)]
+        runs = [jax.tree.unflatten(structure, [leaf[run] for leaf in restored]) for run in range(len(starts))]
+        return runs, records
 
 
 def _remembered(directory: pathlib.Path, new: dict[str, Any]) -> dict[str, Any]:
     """What a folder says of its run; a new folder is told it first."""
     path = directory / _NAME
-    if path.exists():
+    if _of_first_process(path.exists()):
         try:
             found = json.loads(path.read_text())
         except ValueError:
@@ -125,6 +128,8 @@ def _remembered(directory: pathlib.Path, new: dict[str, Any]) -> dict[str, Any]:
         if isinstance(found, dict) and found.keys() & new.keys():
             return found
         raise ValueError(f"{path} is corrupt: remove the folder {directory} to start afresh")
+    if jax.process_index() > 0:  # the first process writes
+        return new
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"checkpoint_dir={str(directory)!r} is a file: pass a folder")
     directory.mkdir(parents=True, exist_ok=True)
@@ -136,6 +141,15 @@ def _remembered(directory: pathlib.Path, new: dict[str, Any]) -> dict[str, Any]:
     unfinished.write_text(json.dumps(new, indent=1))
     unfinished.replace(path)
     return new
+
+
+def _of_first_process(value: bool) -> bool:
+    """What holds for the first of all processes."""
+    if jax.process_count() == 1:
+        return value
+    from jax.experimental import multihost_utils
+
+    return bool(multihost_utils.broadcast_one_to_all(np.asarray(value)))
 
 
 def _plain(leaf: jax.Array) -> jax.Array:

@@ -168,8 +168,11 @@ def _subset(count: int | None, available: int, rng: np.random.Generator) -> np.n
     return np.arange(available) if count is None else np.sort(rng.choice(available, count, replace=False))
 
 
-def check_fit(run: Run, parts: Parts) -> None:
-    """Raises a `ValueError` where the pieces of a run do not fit together; traces them, but compiles nothing."""
+def check_fit(run: Run, parts: Parts) -> Any:
+    """Raises a `ValueError` where the pieces of a run do not fit together; traces them, but compiles nothing.
+
+    Returns the shapes of the algorithm's state; None of one that looks at values.
+    """
     model, _, algorithm, loss_fn, init = parts
     if not isinstance(algorithm, Algorithm):
         raise ValueError(f"algorithm={algorithm!r} is no algorithm: pass for example algorithms.dsgd(optax.sgd(0.1))")
@@ -194,7 +197,7 @@ def check_fit(run: Run, parts: Parts) -> None:
     elif not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(init)):
         raise ValueError("init holds NaN or infinite values: pass finite parameters")
     with contextlib.suppress(jax.errors.JAXTypeError):  # an algorithm that looks at values shows its errors later
-        jax.eval_shape(lambda params: algorithm.init(run.topology, stacked(params, run.data.num_nodes)), params)
+        return jax.eval_shape(lambda params: algorithm.init(run.topology, stacked(params, run.data.num_nodes)), params)
 
 
 def _shapes(tree: Params) -> dict[str, str]:

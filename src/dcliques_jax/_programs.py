@@ -1,7 +1,8 @@
 """The compiled programs: initial models, the rounds between two evaluations, and an evaluation.
 
 Several runs may be simulated at once: all that differs between them has the runs on its first axis. Inside a run, nodes
-are stored in the order `Data.order`; whatever leaves a program besides its state is in the topology's order.
+are stored in the order `Data.nodes`. On a mesh every device has its part of the places, runs the same program on it and
+talks to others only where `Weights` do, and for the consensus distance.
 """
 
 import functools
@@ -11,13 +12,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dcliques_jax import metrics, sampling
+from dcliques_jax import _devices, metrics, sampling
 from dcliques_jax._chunks import over_nodes
 from dcliques_jax._static import Static
 from dcliques_jax.algorithms import Algorithm
 
 Params = Any
+
+_ALL = PartitionSpec()  # the same on all devices
+_MEASURED = PartitionSpec(None, None, _devices.AXIS)  # [runs, rounds, places]
 
 
 class Program(NamedTuple):
@@ -31,37 +36,37 @@ class Program(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """Training examples, the same for all runs."""
+    """Training examples, the same for all runs; on a mesh those of each device in turn, as many for each."""
 
-    inputs: jax.Array  # [train, ...] as bytes where the data set knows them
+    inputs: Any  # [train, ...] as bytes where the data set knows them
     byte_scale: tuple[float, float] | None  # (scale, shift) of the bytes
-    labels: jax.Array  # [train]
+    labels: Any  # [train]
 
 
 class Data(NamedTuple):
     """What stays the same in all rounds of a run."""
 
-    examples: jax.Array  # [runs, nodes, most] the training examples of each node
-    sizes: jax.Array  # [runs, nodes]
-    order: jax.Array  # [runs, nodes] the node that is stored at each place
-    bounds: jax.Array  # [runs, places, rounds per epoch + 1] where the batches of the node at each place begin and end
-    key: jax.Array  # [runs]
+    examples: Any  # [runs, places, most] the training examples of the node at each place
+    sizes: Any  # [runs, places] their number; 0 at an empty place
+    nodes: Any  # [runs, places] the number of the node, -1 at an empty place
+    bounds: Any  # [runs, places, rounds per epoch + 1] where its batches begin and end
+    key: Any  # [runs, 2] the data of a threefry key
 
 
 class SimulationState(NamedTuple):
     """What the next round needs."""
 
-    params: Params  # [runs, nodes, ...] in every leaf
+    params: Params  # [runs, places, ...] in every leaf
     algorithm: Any  # [runs, ...]
-    shuffled: jax.Array  # [runs, nodes, most] the examples of each node in the order of this epoch
+    order: jax.Array  # [runs, places, most] in which each node goes through its examples in this epoch
     round: jax.Array  # [runs] rounds run so far, the same for all
 
     def reordered(self, algorithm: Algorithm, order: np.ndarray) -> "SimulationState":
-        """The state of one run, without the axis of runs, with node `order[k]` at place k."""
+        """The state of one run, without the axis of runs, with node `order[k]` at place k; -1 leaves a place empty."""
         return SimulationState(
             params=jax.tree.map(lambda leaf: leaf[order], self.params),
             algorithm=self.algorithm if algorithm.reorder is None else algorithm.reorder(self.algorithm, order),
-            shuffled=self.shuffled[order],
+            order=self.order[order],
             round=self.round,
         )
 
@@ -69,10 +74,10 @@ class SimulationState(NamedTuple):
 class Evaluation(NamedTuple):
     """What is measured after a round."""
 
-    accuracy: Any  # [runs, eval_nodes]
-    loss: Any  # [runs, eval_nodes]
+    accuracy: Any  # [runs, evaluated places]
+    loss: Any  # [runs, evaluated places]
     consensus_distance: Any  # [runs]
-    finite: Any  # [runs, nodes] whether all parameters of a node are finite
+    finite: Any  # [runs, places] whether all parameters of a node are finite
 
 
 def over_runs(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,7 +91,15 @@ def over_runs(function: Callable[..., Any]) -> Callable[..., Any]:
     return lifted
 
 
-@functools.partial(jax.jit, static_argnames=("program", "most_rounds"), donate_argnames="state")
+def on_devices(function: Callable[..., Any], mesh: Mesh | None, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """A function of what a device holds, run by all devices of a mesh; without a mesh the function itself."""
+    if mesh is None:
+        return function
+    # Values that differ between devices are not told from others in the carries of loops: nothing here needs it.
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+@functools.partial(jax.jit, static_argnames=("program", "most_rounds", "mesh"), donate_argnames="state")
 def run(
     program: Static[Program],
     state: SimulationState,
@@ -95,8 +108,9 @@ def run(
     num_rounds: int,
     *,
     most_rounds: int,
+    mesh: Mesh | None = None,
 ) -> tuple[SimulationState, tuple[jax.Array, jax.Array]]:
-    """Runs some rounds; returns the state, and losses and batch sizes `[runs, most_rounds, nodes]`, 0 after the last.
+    """Runs some rounds; returns the state, and losses and batch sizes `[runs, most_rounds, places]`, 0 after the last.
 
     How many is no constant: XLA would take the loop of a single round apart and round differently in it.
     """
@@ -106,34 +120,47 @@ def run(
         losses = loss_fn(apply(params, inputs), labels)
         return jnp.sum(jnp.where(taken, losses, 0)) / jnp.maximum(taken.sum(), 1)
 
-    def loss_and_gradient(params: Params, chosen: jax.Array, taken: jax.Array) -> tuple[jax.Array, Params]:
-        return jax.value_and_grad(loss)(params, *_taken(examples, chosen), taken)
+    def rounds(examples: Examples, start: jax.Array, num_rounds: jax.Array, state: SimulationState, data: Data) -> Any:
+        def loss_and_gradient(params: Params, chosen: jax.Array, taken: jax.Array) -> tuple[jax.Array, Params]:
+            return jax.value_and_grad(loss)(params, *_taken(examples, chosen), taken)
 
-    start = state.round[0]  # not one for each run: a condition on it stays a condition under `vmap`
+        def shuffled(epoch: jax.Array) -> jax.Array:
+            key = jax.random.wrap_key_data(data.key, impl="threefry2x32")
+            return sampling.shuffle(key, epoch, data.examples.shape[1], data.sizes, data.nodes)
 
-    def rounds(state: SimulationState, data: Data) -> Any:
         def one_round(index: jax.Array, carry: Any) -> Any:
             state, losses, counts = carry
             epoch, turn = jnp.divmod(start + index, per_epoch)
-            shuffled = jax.lax.cond(
-                turn == 0,
-                lambda: sampling.shuffle(data.key, epoch, data.examples, data.sizes)[data.order],
-                lambda: state.shuffled,
-            )
-            chosen, taken = sampling.batches(shuffled, data.bounds, turn, batch_size)
+            order = jax.lax.cond(turn == 0, lambda: shuffled(epoch), lambda: state.order)
+            chosen, taken = sampling.batches(data.examples, order, data.bounds, turn, batch_size)
             loss, gradients = over_nodes(loss_and_gradient)(state.params, chosen, taken)
             params, algorithm = step(state.params, gradients, state.algorithm)
             losses = jax.lax.dynamic_update_index_in_dim(losses, loss.astype(losses.dtype), index, 0)
             counts = jax.lax.dynamic_update_index_in_dim(counts, taken.sum(axis=1, dtype=jnp.int32), index, 0)
-            return SimulationState(params, algorithm, shuffled, state.round + 1), losses, counts
+            return SimulationState(params, algorithm, order, state.round + 1), losses, counts
 
-        blank = jnp.zeros((most_rounds, len(data.order)))
+        blank = jnp.zeros((most_rounds, len(data.nodes)))
         carry = (state, blank, blank.astype(jnp.int32))
         state, losses, counts = jax.lax.fori_loop(0, num_rounds, one_round, carry)
-        places = jnp.argsort(data.order)
-        return state, (losses[:, places], counts[:, places])
+        return state, (losses, counts)
 
-    return over_runs(rounds)(state, data)
+    def all_runs(state: SimulationState, data: Data, examples: Examples, start: jax.Array, num_rounds: Any) -> Any:
+        return over_runs(functools.partial(rounds, examples, start, num_rounds))(state, data)
+
+    start = state.round[0]  # not one for each run: a condition on it stays a condition under `vmap`
+    places = data.nodes.shape[1]
+    in_parts = _devices.specs(state, places)
+    train = PartitionSpec(_devices.AXIS)
+    in_specs = (
+        in_parts,
+        _devices.specs(data, places),
+        Examples(train, jax.tree.map(lambda _: _ALL, examples.byte_scale), train),
+        _ALL,
+        _ALL,
+    )
+    out_specs = (in_parts, (_MEASURED, _MEASURED))
+    state, measured = on_devices(all_runs, mesh, in_specs, out_specs)(state, data, examples, start, num_rounds)
+    return state, everywhere(measured, mesh)
 
 
 def _taken(examples: Examples, chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -145,31 +172,50 @@ def _taken(examples: Examples, chosen: jax.Array) -> tuple[jax.Array, jax.Array]
     return inputs, labels
 
 
-@functools.partial(jax.jit, static_argnames=("apply", "loss_fn"))
+def everywhere(tree: Any, mesh: Mesh | None) -> Any:
+    """Small arrays, handed to all devices, so that every process can read them."""
+    return tree if mesh is None else jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, _ALL))
+
+
+@functools.partial(jax.jit, static_argnames=("apply", "loss_fn", "mesh"))
 def evaluate(
     apply: Static[Any],
     loss_fn: Static[Any],
     params: Params,
-    order: jax.Array,
-    nodes: jax.Array | None,
+    nodes: jax.Array,
+    evaluated: jax.Array | None,
     chunks: jax.Array,
     inputs: jax.Array,
     labels: jax.Array,
+    *,
+    mesh: Mesh | None = None,
 ) -> Evaluation:
-    """Evaluates some nodes, or all of them, on the examples `chunks` of each run; see `metrics.evaluate`."""
+    """Evaluates all places, or those `evaluated` `[runs, ..]` of each device; on the examples `chunks` of each run.
 
-    def one_run(params: Params, order: jax.Array, nodes: jax.Array | None, chunks: jax.Array) -> Evaluation:
-        def of_node(params: Params) -> tuple[jax.Array, jax.Array]:
-            return metrics.evaluate(apply.value, params, inputs, labels, chunks, loss_fn=loss_fn.value)
+    `nodes` are those of `Data`; see `metrics.evaluate`.
+    """
 
-        places = jnp.argsort(order)
-        if nodes is None:
-            accuracy, loss = (values[places] for values in over_nodes(of_node)(params))
-        else:
-            accuracy, loss = over_nodes(of_node)(jax.tree.map(lambda leaf: leaf[places[nodes]], params))
-        return Evaluation(accuracy, loss, metrics.consensus_distance(params), metrics.finite_nodes(params)[places])
+    def all_runs(params: Params, nodes: Any, evaluated: Any, chunks: jax.Array, inputs: Any, labels: Any) -> Evaluation:
+        def one_run(params: Params, nodes: jax.Array, evaluated: jax.Array | None, chunks: jax.Array) -> Evaluation:
+            def of_node(params: Params) -> tuple[jax.Array, jax.Array]:
+                return metrics.evaluate(apply.value, params, inputs, labels, chunks, loss_fn=loss_fn.value)
 
-    return over_runs(one_run)(params, order, nodes, chunks)
+            chosen = params if evaluated is None else jax.tree.map(lambda leaf: leaf[evaluated], params)
+            accuracy, loss = over_nodes(of_node)(chosen)
+            # Without a mesh no place is empty, and a run is spared what that would cost.
+            distance = (
+                metrics.consensus_distance(params) if mesh is None else _devices.consensus_distance(params, nodes >= 0)
+            )
+            return Evaluation(accuracy, loss, distance, metrics.finite_nodes(params))
+
+        return over_runs(one_run)(params, nodes, evaluated, chunks)
+
+    places = nodes.shape[1]
+    in_parts = PartitionSpec(None, _devices.AXIS)
+    in_specs = (_devices.specs(params, places), in_parts, in_parts, _ALL, _ALL, _ALL)
+    out_specs = Evaluation(in_parts, in_parts, _ALL, in_parts)
+    lifted = on_devices(all_runs, mesh, in_specs, out_specs)
+    return everywhere(lifted(params, nodes, evaluated, chunks, inputs, labels), mesh)
 
 
 @functools.partial(jax.jit, static_argnames=("init", "kind", "num_nodes"))

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from dcliques_jax import _checks, _programs, algorithms, metrics, mixing, models, sampling
+from dcliques_jax import _checks, _devices, _layouts, _memory, _programs, algorithms, metrics, models
 from dcliques_jax._checkpoints import Checkpoints
 from dcliques_jax._chunks import largest_result
+from dcliques_jax._layouts import Layout, Rounds
 from dcliques_jax._plans import Parts, Plan, Run, check_fit, make_plan, make_runs
-from dcliques_jax._programs import Data, Evaluation, Examples, Params, Program, SimulationState
+from dcliques_jax._programs import Evaluation, Params, SimulationState
 from dcliques_jax._provenance import provenance, surroundings
 from dcliques_jax._static import Static
 from dcliques_jax.algorithms import Algorithm
@@ -25,7 +25,6 @@ from dcliques_jax.topologies import Topology
 
 _EVALUATION_BYTES = 2**24  # most memory for the largest intermediate result of evaluating one node
 _EVALUATED_AT_ONCE = 1000  # most examples at a time
-_MEMORY_SHARE = 0.5  # of all memory, for runs that are simulated at once
 
 
 class Watch(NamedTuple):
@@ -67,6 +66,7 @@ def simulate(
     extend: int = 0,
     seed: int = 0,
     seeds: Sequence[int] | None = None,
+    mesh: jax.sharding.Mesh | None = None,
     progress: bool = True,
 ) -> Result:
     """Trains one model on every node of a topology and evaluates them all.
@@ -100,6 +100,7 @@ def simulate(
       seed: of the initial models, the order of examples and the subsets for evaluation.
       seeds: run once for every seed, all at once if memory allows. All that is measured then has the seeds on its first
         axis. `topology` and `dataset` may be lists of equal shapes, one for each seed.
+      mesh: devices to share the nodes out over, `jax.make_mesh((k,), ("nodes",))`; whole cliques stay on one device.
       progress: whether to show a progress bar, if there is a terminal or a notebook to show it in.
 
     >>> from dcliques_jax import datasets, partitions, topologies
@@ -111,6 +112,8 @@ def simulate(
     (3, 3, 10)
     """
     _checks.choice("on_nonfinite", on_nonfinite, ("raise", "warn"))
+    if mesh is not None:
+        mesh = _devices.check_mesh(mesh)
     for name, function in (("loss_fn", loss_fn), ("on_evaluation", on_evaluation)):
         if function is not None and not callable(function):
             raise ValueError(f"{name}={function!r} must be a function")
@@ -129,15 +132,19 @@ def simulate(
         model = models.logistic_regression(runs[0].data.dataset.num_classes)
     algorithm = algorithms.dsgd() if algorithm is None else algorithm
     parts = Parts(models.as_model(model), models.described(model), algorithm, loss_fn, init)
-    for run in runs:
-        check_fit(run, parts)
+    states = [check_fit(run, parts) for run in runs]
+    needed = _memory.forecast(runs[0], parts, states[0])
+    _memory.check(runs[0], needed, mesh)
     watch = Watch(on_evaluation or (lambda _: None), on_nonfinite, progress, one_run=seeds is None)
     checkpoints = Checkpoints(checkpoint_dir)
-    at_once = checkpoints.remembered(runs_at_once=_runs_at_once(runs, parts))
+    fitting = max(
+        1, _memory.available(mesh) // max(1, 2 * needed.total)
+    )  # twice: when runs begin and end, they are copied
+    at_once = checkpoints.remembered(runs_at_once=min(len(runs), fitting))
     outcomes: list[Outcome] = []
     for start in range(0, len(runs), at_once):
         some = runs[start : start + at_once]
-        outcome = _train(some, plan, parts, watch, checkpoints.part(start))
+        outcome = _train(_layouts.make_layout(some, parts, mesh), plan, watch, checkpoints.part(start))
         # What is finished makes room on the device for what follows.
         outcomes.append(outcome if len(some) == len(runs) else outcome._replace(state=jax.device_get(outcome.state)))
         # If the first were told to stop, the others stop there, too.
@@ -145,19 +152,23 @@ def simulate(
     return _result(runs, plan, parts, outcomes, one_run=seeds is None)
 
 
-def _train(runs: list[Run], plan: Plan, parts: Parts, watch: Watch, checkpoints: Checkpoints) -> Outcome:
+def _train(layout: Layout, plan: Plan, watch: Watch, checkpoints: Checkpoints) -> Outcome:
     """Simulates some runs at once."""
-    program, state, data, examples = prepare(runs, plan, parts)
-    evaluate = _evaluation(runs, plan, parts, state.params, data)
-    lowered = _programs.run.lower(program, state, data, examples, 1, most_rounds=plan.interval)
-    checksum = _checks.checksum(lowered.as_text().encode())
-    memory = peak_bytes(lowered) if len(plan.evaluated) > 1 else 0
-    checkpoints.check(provenance(runs, plan, parts, checksum), state)
-    state, records = checkpoints.restore(state, plan.evaluated[-1])
+    runs, parts = layout.runs, layout.parts
+    starts = _layouts.start(layout)
+    weights = [_devices.weights_in(state) for state in starts]
+    checksum = _layouts.program_checksum(layout, plan, starts)
+    checkpoints.check(provenance(runs, plan, parts, checksum), starts)
+    starts, records = checkpoints.restore(starts, plan.evaluated[-1])
+    rounds = _layouts.prepare(layout, plan, starts)
+    del starts  # as large as the state
+    state, evaluated = rounds.state, _layouts.make_evaluated(layout, plan)
+    evaluate = _evaluation(layout, plan, rounds, evaluated)
+    memory = peak_bytes(rounds.lower(plan.interval)) if len(plan.evaluated) > 1 else 0
     plan = plan.after([record.round for record in records])
     # What was restored is told again, so that a callback that counts or stops does what it did before.
     stopped = [_told(watch, record) for record in records][-1:] == [True]
-    losses = counts = np.zeros((len(runs), 0, runs[0].data.num_nodes))  # of the rounds since the last evaluation
+    losses = counts = np.zeros((len(runs), 0, layout.num_places))  # of the rounds since the last evaluation
     warned = False
     with _progress_bar(runs, plan, watch) as bar:
         bar.update(records[-1].round if records else 0)
@@ -168,11 +179,14 @@ def _train(runs: list[Run], plan: Plan, parts: Parts, watch: Watch, checkpoints:
                 break
             start, stop = plan.evaluated[max(index - 1, 0)], plan.evaluated[index]
             if stop > start:
-                state, (losses, counts) = _programs.run(
-                    program, state, data, examples, stop - start, most_rounds=plan.interval
-                )
+                state, (losses, counts) = rounds.run(state, stop - start, plan.interval)
             evaluation, losses, counts = jax.device_get((evaluate(state.params), losses, counts))
-            losses, counts = losses[:, : stop - start], counts[:, : stop - start]
+            losses, counts = (_picked(values, layout.places)[:, : stop - start] for values in (losses, counts))
+            evaluation = evaluation._replace(
+                accuracy=_picked(evaluation.accuracy, evaluated.found),
+                loss=_picked(evaluation.loss, evaluated.found),
+                finite=_picked(evaluation.finite, layout.places),
+            )
             trouble = _find_trouble(runs, plan, stop, losses, evaluation)
             if trouble and watch.on_nonfinite == "raise":
                 raise FloatingPointError(f"{trouble}. Lower the learning rate, or pass on_nonfinite='warn' to go on.")
@@ -181,14 +195,20 @@ def _train(runs: list[Run], plan: Plan, parts: Parts, watch: Watch, checkpoints:
                 warned = True
             records.append(_record(plan, stop, evaluation, losses, counts))
             if checkpoints.due():
-                checkpoints.save(state, records)
+                checkpoints.save(_layouts.in_topology_order(layout, state, weights), records)
             accuracy = evaluation.accuracy
             shown = f"{accuracy.min():.3f} / {accuracy.mean():.3f} / {accuracy.max():.3f}"
             bar.set_postfix({"accuracy": shown}, refresh=False)
             bar.update(stop - start)
             stopped = _told(watch, records[-1])
+    state = _layouts.in_topology_order(layout, state, weights)
     checkpoints.save(state, records)
-    return Outcome(in_topology_order(state, data, parts.algorithm), records, checksum, memory)
+    return Outcome(state, records, checksum, memory)
+
+
+def _picked(values: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """What was measured, `[runs, .., places]`, of the nodes that are found at some places `[runs, nodes]`."""
+    return np.stack([run[..., places] for run, places in zip(values, found, strict=True)])
 
 
 def _progress_bar(runs: list[Run], plan: Plan, watch: Watch) -> Any:
@@ -198,59 +218,8 @@ def _progress_bar(runs: list[Run], plan: Plan, watch: Watch) -> Any:
 
     name = runs[0].topology.name + ("" if len(runs) == 1 else f", {len(runs)} seeds")
     seen = (sys.stderr.isatty() or "ipykernel" in sys.modules) and "PYTEST_CURRENT_TEST" not in os.environ
+    seen = seen and jax.process_index() == 0
     return tqdm(total=plan.evaluated[-1], unit="round", desc=name, disable=not (watch.progress and seen))
-
-
-def prepare(runs: list[Run], plan: Plan, parts: Parts) -> tuple[Static[Program], SimulationState, Data, Examples]:
-    """All that `_programs.run` takes."""
-    model, _, algorithm, loss_fn, _ = parts
-    program = Static(Program(model.apply, loss_fn, algorithm.step, plan.batch_size, plan.rounds_per_epoch))
-    states, data = zip(*(_start(run, plan, parts) for run in runs), strict=True)
-    # Stacking copies. That is wanted: the program takes over the buffers of the state, and none may be the caller's.
-    state = _stacked(mixing.alike(states))
-    dataset = runs[0].data.dataset
-    inputs = dataset.train_inputs if dataset.byte_scale is None else dataset.train_bytes
-    examples = Examples(jnp.asarray(inputs), dataset.byte_scale, jnp.asarray(dataset.train_labels))
-    return program, state, _stacked(data), examples
-
-
-def _stacked(trees: Sequence[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-
-
-def _start(run: Run, plan: Plan, parts: Parts) -> tuple[SimulationState, Data]:
-    """State and data of one run, without the axis of runs."""
-    nodes, init_key, sampling_key = run.data.num_nodes, *jax.random.split(jax.random.key(run.seed, impl="threefry2x32"))
-    if isinstance(parts.init, str):
-        example = run.data.dataset.train_inputs[:1]
-        params = _programs.random_params(Static(parts.model.init), parts.init, nodes, init_key, example)
-    else:
-        params = _programs.stacked(jax.tree.map(jnp.asarray, parts.init), nodes)
-    order = _storage_order(run.topology, parts.algorithm)
-    data = Data(
-        examples=jnp.asarray(run.data.indices),
-        sizes=jnp.asarray(run.data.sizes, jnp.int32),
-        order=jnp.asarray(order, jnp.int32),
-        bounds=jnp.asarray(sampling.bounds(run.data.sizes, plan.batch_size)[order], jnp.int32),
-        key=sampling_key,
-    )
-    algorithm_state = parts.algorithm.init(run.topology, params)
-    state = SimulationState(params, algorithm_state, data.examples, jnp.zeros((), jnp.int32))
-    return state.reordered(parts.algorithm, order), data
-
-
-def _storage_order(topology: Topology, algorithm: Algorithm) -> np.ndarray:
-    """The node at each place: clique by clique, so that gossip reads most of its neighbours from the cache."""
-    if topology.clique_ids is None or algorithm.reorder is None:
-        return np.arange(topology.num_nodes)
-    return np.argsort(topology.clique_ids, kind="stable")
-
-
-def in_topology_order(state: SimulationState, data: Data, algorithm: Algorithm) -> SimulationState:
-    """The state with nodes in the order of the topology of each run."""
-    runs = [jax.tree.map(lambda leaf, run=run: leaf[run], state) for run in range(len(data.order))]
-    orders = np.argsort(data.order, axis=1)
-    return _stacked([run.reordered(algorithm, order) for run, order in zip(runs, orders, strict=True)])
 
 
 def peak_bytes(lowered: Any) -> int:
@@ -260,38 +229,23 @@ def peak_bytes(lowered: Any) -> int:
     return held + int(needs.temp_size_in_bytes)
 
 
-def _runs_at_once(runs: list[Run], parts: Parts) -> int:
-    """How many runs fit into memory: each takes parameters, momentum, gradients and as much again in between."""
-    if len(runs) == 1:
-        return 1
-    params = jax.eval_shape(parts.model.init, jax.random.key(0), runs[0].data.dataset.train_inputs[:1])
-    node = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-    fitting = int(_MEMORY_SHARE * _memory_bytes()) // max(1, 4 * node * runs[0].data.num_nodes)
-    return max(1, min(len(runs), fitting))
-
-
-def _memory_bytes() -> int:
-    """Of the device, or of the machine if that is the device."""
-    stats = jax.devices()[0].memory_stats()
-    return stats["bytes_limit"] if stats else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def _evaluation(
-    runs: list[Run], plan: Plan, parts: Parts, params: Params, data: Data
+    layout: Layout, plan: Plan, rounds: Rounds, evaluated: _layouts.Evaluated
 ) -> Callable[[Params], Evaluation]:
     """A function of all parameters. Test examples are evaluated in chunks that bound the memory of one node's model."""
+    runs, parts, mesh = layout.runs, layout.parts, layout.mesh
     dataset, examples = runs[0].data.dataset, [plan.examples(run) for run in runs]
     needed, chosen = np.unique(np.stack(examples), return_inverse=True)
-    one_node = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0, 0], params))
+    one_node = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), rounds.state.params)
     largest = largest_result(parts.model.apply, one_node, dataset.test_inputs[:1])
     count = len(examples[0])
     chunks = -(-count // int(np.clip(_EVALUATION_BYTES // largest, 1, _EVALUATED_AT_ONCE)))
     fill = np.full((len(runs), -count % chunks), -1)
     numbers = np.concatenate([chosen.reshape(len(runs), count), fill], axis=1).reshape(len(runs), chunks, -1)
-    nodes = None if plan.eval_nodes is None else jnp.asarray(np.stack([plan.nodes(run) for run in runs]))
-    test = (jnp.asarray(dataset.test_inputs[needed]), jnp.asarray(dataset.test_labels[needed]))
-    functions, places = (Static(parts.model.apply), Static(parts.loss_fn)), jnp.asarray(numbers, jnp.int32)
-    return lambda params: _programs.evaluate(*functions, params, data.order, nodes, places, *test)
+    arrays = (numbers.astype(np.int32), dataset.test_inputs[needed], dataset.test_labels[needed])
+    test = tuple(_devices.put_everywhere(array, mesh) for array in arrays)
+    functions, nodes = (Static(parts.model.apply), Static(parts.loss_fn)), rounds.data.nodes
+    return lambda params: _programs.evaluate(*functions, params, nodes, evaluated.places, *test, mesh=mesh)
 
 
 def _record(plan: Plan, last: int, evaluation: Evaluation, losses: np.ndarray, counts: np.ndarray) -> Record:

@@ -14,6 +14,7 @@ float64 and rounded to the type of what they multiply.
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Self
@@ -32,6 +33,7 @@ from dcliques_jax.topologies import Topology, check_edges
 _MOST_UNROLLED = 64
 _TOLERANCE = 1e-6  # for matrices from outside, which may have been rounded to float32
 _DENSE_SPECTRUM = 2000  # nodes up to which all eigenvalues are computed rather than the extreme ones
+_MOST_DENSE = 20_000  # nodes for which a dense matrix is built, of 3.2 GB
 
 
 class Weights(abc.ABC):
@@ -45,7 +47,10 @@ class Weights(abc.ABC):
 
     @abc.abstractmethod
     def reordered(self, order: np.ndarray) -> Self:
-        """The matrix between nodes that are stored in another order, node `order[k]` at place k."""
+        """The matrix between nodes that are stored in another order, node `order[k]` at place k.
+
+        Where `order[k]` is -1 the place is empty: no other place reads it, and what it holds is of no account.
+        """
 
     @abc.abstractmethod
     def to_sparse(self) -> scipy.sparse.csr_array:
@@ -69,8 +74,8 @@ class Identity(Weights):
         return x
 
     def reordered(self, order: np.ndarray) -> Self:
-        """The same."""
-        return self
+        """The same for all places."""
+        return type(self)(len(order))
 
     def to_sparse(self) -> scipy.sparse.csr_array:
         """The identity matrix."""
@@ -104,12 +109,15 @@ class Neighbours(Weights):
 
     def apply(self, x: jax.Array) -> jax.Array:
         """Computes x_i + sum_j w_ij (x_j - x_i): equal models stay equal to the last bit."""
-        return _gossip(jnp.asarray(self.neighbours), jnp.asarray(self.values, x.dtype), _flat(x)).reshape(x.shape)
+        rows = flat(x)
+        return gossip(jnp.asarray(self.neighbours), jnp.asarray(self.values, x.dtype), rows, rows).reshape(x.shape)
 
     def reordered(self, order: np.ndarray) -> Self:
         """The lists in another order and of other numbers, each as it was: sums are rounded alike."""
-        neighbours, values = np.asarray(self.neighbours), np.asarray(self.values)
-        return type(self)(_places(order)[neighbours[order]], values[order])
+        neighbours, values = np.asarray(self.neighbours)[order], np.asarray(self.values)[order]
+        empty, here = order[:, None] < 0, np.arange(len(order), dtype=np.int32)[:, None]
+        places = _places(order, self.num_nodes)[neighbours]
+        return type(self)(np.where(empty, here, places), np.where(empty, 0, values))
 
     def to_sparse(self) -> scipy.sparse.csr_array:
         """The matrix with its diagonal."""
@@ -136,12 +144,13 @@ class Groups(Weights):
 
     def apply(self, x: jax.Array) -> jax.Array:
         """Averages every group once and hands the average to its members."""
-        means = _group_means(jnp.asarray(self.members), jnp.asarray(self.shares, x.dtype), _flat(x))
-        return _rows(means, jnp.asarray(self.group)).reshape(x.shape)
+        means = _group_means(jnp.asarray(self.members), jnp.asarray(self.shares, x.dtype), flat(x))
+        return rows_of(means, jnp.asarray(self.group)).reshape(x.shape)
 
     def reordered(self, order: np.ndarray) -> Self:
         """The groups, each as it was: sums are rounded alike."""
-        return type(self)(_places(order)[np.asarray(self.members)], self.shares, np.asarray(self.group)[order])
+        members = _places(order, self.num_nodes)[np.asarray(self.members)]
+        return type(self)(members, self.shares, np.asarray(self.group)[order])
 
     def to_sparse(self) -> scipy.sparse.csr_array:
         """The matrix of groups as diagonal blocks, up to the order of nodes."""
@@ -183,30 +192,32 @@ class Dense(Weights):
 
 
 @apart
-def _gossip(neighbours: jax.Array, values: jax.Array, x: jax.Array) -> jax.Array:
+def gossip(neighbours: jax.Array, values: jax.Array, x: jax.Array, table: jax.Array) -> jax.Array:
+    """Computes x_i + sum_j w_ij (t_j - x_i); the rows t_j of the table `[.., p]` are x itself, or begin with it."""
     mixed = x
     # Unrolled, XLA fuses the gathers into one pass; a single gather of all neighbours would be written out.
     for k in range(values.shape[1]):
-        mixed = mixed + values[:, k, None] * (_rows(x, neighbours[:, k]) - x)
+        mixed = mixed + values[:, k, None] * (rows_of(table, neighbours[:, k]) - x)
     return mixed
 
 
 @apart
 def _group_means(members: jax.Array, shares: jax.Array, x: jax.Array) -> jax.Array:
     if members.shape[1] > _MOST_UNROLLED:
-        return jnp.einsum("gm,gmp->gp", shares, _rows(x, members), precision="highest")
+        return jnp.einsum("gm,gmp->gp", shares, rows_of(x, members), precision="highest")
     return sum(
-        (shares[:, k, None] * _rows(x, members[:, k]) for k in range(members.shape[1])),
+        (shares[:, k, None] * rows_of(x, members[:, k]) for k in range(members.shape[1])),
         start=jnp.zeros((len(members), x.shape[1]), x.dtype),
     )
 
 
-def _flat(x: jax.Array) -> jax.Array:
+def flat(x: jax.Array) -> jax.Array:
     """One row a node: loops over short last axes, such as that of ten classes, would not be vectorised."""
     return x.reshape(len(x), math.prod(x.shape[1:]))
 
 
-def _rows(x: jax.Array, nodes: jax.Array) -> jax.Array:
+def rows_of(x: jax.Array, nodes: jax.Array) -> jax.Array:
+    """Some rows of an array; all are known to be there."""
     return x.at[nodes].get(mode="promise_in_bounds")
 
 
@@ -230,9 +241,11 @@ def _alike(weights: Sequence[Weights]) -> Sequence[Weights]:
     return [Neighbours.from_sparse(matrix, most) for matrix in matrices]
 
 
-def _places(order: np.ndarray) -> np.ndarray:
+def _places(order: np.ndarray, num_nodes: int) -> np.ndarray:
     """Where each node is stored, `[nodes]`, if node `order[k]` is at place k."""
-    return np.argsort(order).astype(np.int32)
+    places, used = np.zeros(num_nodes, np.int32), np.flatnonzero(order >= 0)
+    places[order[used]] = used
+    return places
 
 
 def mix(weights: Weights, tree: Any) -> Any:
@@ -349,10 +362,14 @@ def check_gossip(weights: Weights, topology: Topology) -> None:
 def second_eigenvalue(weights: Weights) -> float:
     """The second largest absolute eigenvalue of a symmetric matrix: the factor by which gossip shrinks differences.
 
+    For more than 2000 nodes it comes from Lanczos iterations, up to a thousandth of the spectral gap.
+
     >>> from dcliques_jax import topologies
     >>> round(second_eigenvalue(metropolis_hastings(topologies.ring(100))), 5)
     0.99868
     """
+    if isinstance(weights, Groups):  # a projection: an eigenvalue of 1 for every group, else 0
+        return float(len(np.asarray(weights.members)) > 1)
     n, matrix = weights.num_nodes, weights.to_sparse()
     if n == 1:
         return 0.0
@@ -360,15 +377,44 @@ def second_eigenvalue(weights: Weights) -> float:
         raise ValueError("the second eigenvalue is that of a symmetric matrix, and these weights are not symmetric")
     if n <= _DENSE_SPECTRUM:
         return float(np.sort(np.abs(np.linalg.eigvalsh(matrix.toarray())))[-2])
-    # Lanczos on W - 11'/n, which has the same eigenvalues except for the first, 1, which is taken out.
-    deflated = scipy.sparse.linalg.LinearOperator(
-        (n, n), matvec=lambda x: matrix @ x - x.mean(axis=0), dtype=np.float64
-    )
+    if scipy.sparse.csgraph.connected_components(matrix, directed=False)[0] > 1:
+        return 1.0  # every part keeps a mean of its own
+    # How far eigenvalues stay from 1, which is that of the constant vector, and from -1. The latter only counts where
+    # it is less: in most graphs a rough value says that it is not.
+    from_one, from_minus_one = (scipy.sparse.eye_array(n) + sign * matrix for sign in (-1, 1))
+    gap = _least_eigenvalue(from_one, 1e-3, constant=1)
+    if 0.8 * _least_eigenvalue(from_minus_one, 0.1) < gap:
+        gap = min(gap, _least_eigenvalue(from_minus_one, 1e-3))
+    return 1 - gap
+
+
+def _least_eigenvalue(matrix: scipy.sparse.csr_array, tolerance: float, constant: int = 0) -> float:
+    """The smallest eigenvalue of a symmetric matrix, by Lanczos, up to a relative error.
+
+    With `constant=1` that of the constant vector, which is 0, is left out.
+    """
+    n = matrix.shape[0]
     start = np.random.default_rng(0).standard_normal(n)  # the same answer at every call
-    (value,) = scipy.sparse.linalg.eigsh(
-        deflated, k=1, which="LM", v0=start, ncv=100, tol=1e-6, maxiter=10_000, return_eigenvectors=False
+    lanczos = functools.partial(
+        scipy.sparse.linalg.eigsh, v0=start, tol=tolerance, maxiter=10_000, return_eigenvectors=False
     )
-    return float(abs(value))
+    steps = scipy.sparse.csgraph.shortest_path(abs(matrix), unweighted=True, indices=0).astype(np.int64)
+    if np.bincount(steps).max() ** 2 > 10 * n:
+        product = scipy.sparse.linalg.LinearOperator(
+            (n, n), matvec=lambda x: matrix @ x + 2 * constant * x.mean(axis=0), dtype=np.float64
+        )
+        return float(lanczos(product, k=1, which="SA")[0])
+    # A graph no wider than a grid mixes so slowly that Lanczos would not get there: it needs the inverse, whose factors
+    # stay sparse. The shift makes the matrix regular.
+    shift = 1e-9
+    factors = scipy.sparse.linalg.splu(
+        scipy.sparse.csc_array(matrix + shift * scipy.sparse.eye_array(n)),
+        permc_spec="MMD_AT_PLUS_A",
+        diag_pivot_thresh=0.0,
+        options={"SymmetricMode": True},
+    )
+    inverse = scipy.sparse.linalg.LinearOperator((n, n), matvec=factors.solve, dtype=np.float64)
+    return float(lanczos(matrix, k=1 + constant, sigma=-shift, OPinv=inverse).max())
 
 
 def spectral_gap(weights: Weights) -> float:
@@ -388,8 +434,15 @@ def _from_edges(num_nodes: int, edges: np.ndarray, values: np.ndarray) -> Weight
 
 def _from_sparse(matrix: scipy.sparse.csr_array) -> Weights:
     """The matrix in its best form; its diagonal is what the rest of a row leaves to 1."""
-    most = np.diff(_without_diagonal(matrix).indptr).max(initial=0)
-    return Dense.from_sparse(matrix) if most > _MOST_UNROLLED else Neighbours.from_sparse(matrix)
+    n, most = matrix.shape[0], np.diff(_without_diagonal(matrix).indptr).max(initial=0)
+    if most <= _MOST_UNROLLED:
+        return Neighbours.from_sparse(matrix)
+    if n > _MOST_DENSE:
+        raise ValueError(
+            f"a node has {most} neighbours: above {_MOST_UNROLLED} weights are a dense matrix, and that of {n:,} nodes "
+            f"takes {8e-9 * n * n:,.0f} GB; choose a topology with fewer neighbours, or up to {_MOST_DENSE:,} nodes"
+        )
+    return Dense.from_sparse(matrix)
 
 
 def _group_average(ids: np.ndarray) -> Groups:

@@ -4,7 +4,9 @@ Every partition is a function `(dataset, num_nodes, *, ..., seed) -> Partitioned
 same partition.
 """
 
+import bisect
 import dataclasses
+import heapq
 from collections.abc import Sequence
 from typing import Any
 
@@ -193,13 +195,21 @@ def dirichlet(
         bounds = np.round(np.cumsum(proportions) * len(examples)).astype(np.int64)
         owner[examples] = np.minimum(np.searchsorted(bounds, np.arange(len(examples)), side="right"), num_nodes - 1)
     sizes = np.bincount(owner, minlength=num_nodes)
-    for poor in np.flatnonzero(sizes < min_size):
-        while sizes[poor] < min_size:
-            rich = sizes.argmax()
-            owner[rng.choice(np.flatnonzero(owner == rich))] = poor
-            sizes[rich] -= 1
-            sizes[poor] += 1
-    return from_indices(dataset, [np.flatnonzero(owner == node) for node in range(num_nodes)])
+    held = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])  # the examples of each node, in order
+    return from_indices(dataset, _topped_up([row.tolist() for row in held], min_size, rng))
+
+
+def _topped_up(held: list[list[int]], min_size: int, rng: np.random.Generator) -> list[list[int]]:
+    """Moves random examples of the largest node to those with fewer than `min_size`; rows stay in order."""
+    richest = [(-len(row), node) for node, row in enumerate(held)]
+    heapq.heapify(richest)
+    for poor in [node for node, row in enumerate(held) if len(row) < min_size]:
+        while len(held[poor]) < min_size:
+            while -richest[0][0] != len(held[richest[0][1]]):  # sizes have changed since
+                heapq.heapreplace(richest, (-len(held[richest[0][1]]), richest[0][1]))
+            rich = richest[0][1]
+            bisect.insort(held[poor], held[rich].pop(rng.integers(len(held[rich]))))
+    return held
 
 
 def _checked(dataset: Dataset) -> Dataset:

@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse.csgraph
 
-from dcliques_jax import _checks, cliques, mixing
+from dcliques_jax import _checks, _devices, cliques, mixing
 from dcliques_jax.topologies import Topology
 
-_MOST_SOURCES = 2000  # nodes from which distances are measured; in larger graphs, that many random ones
+_MOST_DISTANCES = 10_000_000  # that are measured; in larger graphs from random nodes, as many as this makes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Report:
     second_eigenvalue: float  # |lambda2| of the gossip matrix
     mean_distance: float
     diameter: int
-    distance_sources: int  # nodes from which distances were measured
+    distance_sources: int  # nodes from which distances were measured; if not all, the diameter may be larger
     clique_skew: float | None  # mean over cliques
     max_clique_skew: float | None
     neighbourhood_skew: float | None  # mean over nodes of the skew of a node and its neighbours
@@ -42,6 +42,12 @@ class Report:
     messages_averaging_paper: float | None
     bytes: float | None
     bytes_averaging: float | None
+    num_devices: int | None = None  # over which nodes are shared out, with whole cliques on one device
+    cut_edges: int | None = None  # edges between nodes on different devices
+    rows_between_devices: int | None = None  # models that leave a device in a round, of all devices together
+    rows_between_devices_averaging: int | None = None  # models and gradients
+    bytes_between_devices: int | None = None
+    bytes_between_devices_averaging: int | None = None
 
     @property
     def spectral_gap(self) -> float:
@@ -54,11 +60,11 @@ class Report:
 
     def _rows(self) -> list[tuple[str, str]]:
         sampled = self.distance_sources < self.num_nodes
-        said = f", measured from {self.distance_sources:,} random nodes" if sampled else ""
+        least, said = ("at least ", f", measured from {self.distance_sources:,} random nodes") if sampled else ("", "")
         rows = [
             ("edges per node", f"{self.edges_per_node:.2f} ({self.min_edges} to {self.max_edges})"),
             ("|lambda2|", f"{self.second_eigenvalue:.5f} (spectral gap {self.spectral_gap:.3g})"),
-            ("distance between nodes", f"{self.mean_distance:.2f} (diameter {self.diameter}{said})"),
+            ("distance between nodes", f"{self.mean_distance:.2f} (diameter {least}{self.diameter}{said})"),
         ]
         if self.clique_skew is not None:
             rows.append(("clique skew", f"{self.clique_skew:.3f} (at most {self.max_clique_skew:.3f})"))
@@ -73,6 +79,14 @@ class Report:
             rows.append(("bytes per node and round", _bytes(self.bytes)))
         if self.bytes_averaging is not None:
             rows.append(("  with gradient averaging", _bytes(self.bytes_averaging)))
+        if self.cut_edges is not None:
+            cut = f"{self.cut_edges:,} of {self.num_edges:,} ({self.cut_edges / max(1, self.num_edges):.1%})"
+            rows.append((f"edges between {self.num_devices} devices", cut))
+            rows.append(("models moved between devices", f"{self.rows_between_devices:,} a round"))
+        if self.bytes_between_devices is not None:
+            rows.append(("bytes moved between devices", f"{_bytes(self.bytes_between_devices)} a round"))
+        if self.bytes_between_devices_averaging is not None:
+            rows.append(("  with gradient averaging", f"{_bytes(self.bytes_between_devices_averaging)} a round"))
         return rows
 
     def __str__(self) -> str:
@@ -88,7 +102,11 @@ class Report:
 
 
 def make_report(
-    topology: Topology, label_distribution: npt.ArrayLike | None = None, *, num_parameters: int | None = None
+    topology: Topology,
+    label_distribution: npt.ArrayLike | None = None,
+    *,
+    num_parameters: int | None = None,
+    num_devices: int | None = None,
 ) -> Report:
     """Measures a topology; `topology.report(...)` is the usual way to call this.
 
@@ -96,6 +114,7 @@ def make_report(
       topology: any topology.
       label_distribution: p_i(y), `[nodes, classes]`; needed for the skews.
       num_parameters: size of the model, for the bytes that a node sends, at 4 bytes a parameter.
+      num_devices: devices of a mesh, for what `simulate(mesh=...)` moves between them.
     """
     n, degrees, ids = topology.num_nodes, topology.degrees, topology.clique_ids
     clique_skews = neighbourhood_skews = None
@@ -114,7 +133,9 @@ def make_report(
         averaging_paper = 2 * messages
     size = None if num_parameters is None else 4 * _checks.integer("num_parameters", num_parameters, 0)
     mean_distance, diameter, sources = _distances(topology)
+    between = {} if num_devices is None else _between_devices(topology, num_devices, size)
     return Report(
+        **between,
         name=topology.name,
         num_nodes=n,
         num_edges=len(topology.edges),
@@ -138,12 +159,33 @@ def make_report(
     )
 
 
+def _between_devices(topology: Topology, num_devices: int, size: int | None) -> dict[str, int | None]:
+    """What `simulate` moves in a round on a mesh of that many devices."""
+    num_devices = _checks.integer("num_devices", num_devices, 1)
+    placement = _devices.place(topology, num_devices)
+
+    def moved(weights: mixing.Weights) -> int:
+        (shared,) = _devices.distributed([weights.reordered(placement.order)], [placement])
+        return _devices.moved_rows(shared, num_devices)
+
+    rows = moved(mixing.metropolis_hastings(topology))
+    averaging = None if topology.gradient_edges is None else rows + moved(mixing.clique_average(topology))
+    return {
+        "num_devices": num_devices,
+        "cut_edges": placement.cut(topology),
+        "rows_between_devices": rows,
+        "rows_between_devices_averaging": averaging,
+        "bytes_between_devices": None if size is None else rows * size,
+        "bytes_between_devices_averaging": None if size is None or averaging is None else averaging * size,
+    }
+
+
 def _distances(topology: Topology) -> tuple[float, int, int]:
     """Mean distance of two distinct nodes, largest distance, and the number of nodes measured from."""
     n = topology.num_nodes
-    if n == 1:
-        return 0.0, 0, 1
-    sources = np.random.default_rng(0).permutation(n)[:_MOST_SOURCES]
+    if len(topology.edges) == n * (n - 1) // 2:
+        return float(n > 1), int(n > 1), n
+    sources = np.random.default_rng(0).permutation(n)[: max(1, _MOST_DISTANCES // n)]
     distances = scipy.sparse.csgraph.shortest_path(topology.adjacency(), unweighted=True, indices=sources)
     return float(distances.sum() / (len(sources) * (n - 1))), int(distances.max()), len(sources)
 

@@ -39,11 +39,17 @@ class Topology:
         rows, columns = np.concatenate([i, j]), np.concatenate([j, i])
         return scipy.sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(self.num_nodes, self.num_nodes))
 
-    def report(self, label_distribution: npt.ArrayLike | None = None, *, num_parameters: int | None = None) -> "Report":
-        """What this topology costs and promises, before any training; see `dcliques_jax.reports.Report`."""
+    def report(
+        self,
+        label_distribution: npt.ArrayLike | None = None,
+        *,
+        num_parameters: int | None = None,
+        num_devices: int | None = None,
+    ) -> "Report":
+        """What this topology costs and promises, before any training; see `dcliques_jax.reports.make_report`."""
         from dcliques_jax.reports import make_report
 
-        return make_report(self, label_distribution, num_parameters=num_parameters)
+        return make_report(self, label_distribution, num_parameters=num_parameters, num_devices=num_devices)
 
     def plot(self, label_distribution: npt.ArrayLike | None = None, *, ax: Any = None) -> Any:
         """Draws who talks to whom, and who has which labels; see `dcliques_jax.plotting.plot_topology`."""
@@ -118,6 +124,7 @@ def fully_connected(num_nodes: int) -> Topology:
     Topology('fully connected', num_nodes=100, edges=4950)
     """
     num_nodes = _checks.integer("num_nodes", num_nodes, 1)
+    _check_all_pairs(num_nodes, "nodes", 100_000_000, "choose a sparser topology, such as d_cliques or random_regular")
     # In order, connected and without doubles: checking all those edges would take longer than all else.
     return Topology(num_nodes, np.stack(np.triu_indices(num_nodes, 1), axis=1), None, None, "fully connected")
 
@@ -179,7 +186,7 @@ def d_cliques(
     *,
     clique_size: int = 10,
     inter: str = "fully_connected",
-    max_steps: int = 1000,
+    max_steps: int | None = None,
     cliques: npt.ArrayLike | None = None,
     seed: int = 0,
 ) -> Topology:
@@ -190,7 +197,8 @@ def d_cliques(
       clique_size: largest size M of a clique.
       inter: wiring between cliques: `"ring"`, `"fractal"`, `"small_world"` or `"fully_connected"`. Each edge goes to
         a random one of the nodes that have the fewest inter-clique edges in their clique so far.
-      max_steps: steps of Greedy Swap; 0 gives random cliques.
+      max_steps: steps of Greedy Swap, 0 for random cliques. By default 1000, and with more than 100 cliques 100 for
+        every clique; see `cliques.greedy_swap`.
       cliques: clique ids `[nodes]` to use instead of running Greedy Swap with `clique_size` and `max_steps`.
       seed: of the cliques and of the wiring.
 
@@ -203,10 +211,13 @@ def d_cliques(
     _checks.choice("inter", inter, tuple(wirings.INTER))
     p = cliques_lib.check_label_distribution(label_distribution)
     if cliques is None:
+        clique_size = _checks.integer("clique_size", clique_size, 1, len(p), "the number of nodes")
+        _check_wiring(inter, -(-len(p) // clique_size))  # before Greedy Swap, which may take a while
         ids = cliques_lib.greedy_swap(p, clique_size, max_steps=max_steps, seed=seed)
     else:
         ids = cliques_lib.check_clique_ids(cliques, len(p))
-    members = [np.flatnonzero(ids == clique) for clique in range(ids.max() + 1)]
+        _check_wiring(inter, int(ids.max()) + 1)
+    members = cliques_lib.members(ids)
     inside = np.concatenate([nodes[np.stack(np.triu_indices(len(nodes), 1), axis=1)] for nodes in members])
     between = wirings.INTER[inter](members, _checks.generator(seed, 3))
     name = f"D-Cliques ({inter.replace('_', ' ')})"
@@ -229,10 +240,12 @@ def remove_intra_clique_edges(topology: Topology, per_clique: int, *, seed: int 
     first, second = ids[topology.edges].T
     rng = _checks.generator(seed)
     kept = np.ones(len(topology.edges), bool)
-    for clique in range(ids.max() + 1):
-        inside = np.flatnonzero((first == clique) & (second == clique))
-        per_clique = _checks.integer("per_clique", per_clique, 0, len(inside), f"the edges inside clique {clique}")
-        kept[rng.choice(inside, per_clique, replace=False)] = False
+    inside = np.flatnonzero(first == second)
+    inside = inside[np.argsort(first[inside], kind="stable")]  # clique by clique
+    counts = np.bincount(first[inside], minlength=ids.max() + 1)
+    for clique, removable in enumerate(np.split(inside, np.cumsum(counts)[:-1])):
+        per_clique = _checks.integer("per_clique", per_clique, 0, len(removable), f"the edges inside clique {clique}")
+        kept[rng.choice(removable, per_clique, replace=False)] = False
     name = f"{topology.name}, edges removed per clique: {per_clique}"
     return from_edges(topology.num_nodes, topology.edges[kept], clique_ids=ids, name=name)
 
@@ -289,6 +302,18 @@ def check_edges(num_nodes: int, edges: npt.ArrayLike) -> np.ndarray:
 def _check_even(num_nodes: int, degree: int) -> None:
     if num_nodes * degree % 2:
         raise ValueError(f"no graph has {num_nodes} nodes of degree {degree}: one of the two numbers must be even")
+
+
+def _check_wiring(inter: str, num_cliques: int) -> None:
+    if inter == "fully_connected":
+        remedy = "choose inter='small_world', 'fractal' or 'ring', or larger cliques"
+        _check_all_pairs(num_cliques, "cliques", 10_000_000, remedy)
+
+
+def _check_all_pairs(count: int, what: str, most: int, remedy: str) -> None:
+    edges = count * (count - 1) // 2
+    if edges > most:
+        raise ValueError(f"an edge for every pair of {count:,} {what} makes {edges:,}, more than {most:,}: {remedy}")
 
 
 def _topology(
