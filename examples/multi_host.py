@@ -35,7 +35,7 @@ import dcliques_jax as dc
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0; found by itself on SLURM and TPUs")
-    parser.add_argument("--processes", type=int)
+    parser.add_argument("--processes", type=int, help="1 for a single process without a coordinator")
     parser.add_argument("--process", type=int)
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=5)
@@ -43,8 +43,9 @@ def main():
     parser.add_argument("--save", metavar="FILE", help="where to write the result")
     asked = parser.parse_args()
 
-    # A process that is gone for half a minute ends the others with an error.
-    jax.distributed.initialize(asked.coordinator, asked.processes, asked.process, heartbeat_timeout_seconds=30)
+    if asked.processes != 1:
+        # A process that is gone for half a minute ends the others with an error.
+        jax.distributed.initialize(asked.coordinator, asked.processes, asked.process, heartbeat_timeout_seconds=30)
     mesh = jax.make_mesh((jax.device_count(),), ("nodes",))
 
     # All processes build the same data and topology from the same seeds; each keeps what its devices need.
