@@ -86,8 +86,8 @@ class Rounds(NamedTuple):
         return _programs.run.lower(self.program, self.state, self.data, self.examples, 1, **arguments)
 
 
-def prepare(layout: Layout, plan: Plan, starts: Sequence[SimulationState] | None = None) -> Rounds:
-    """Rounds that begin with given states in the topology's order, by default with those of `start`."""
+def prepare(layout: Layout, plan: Plan, starts: list[SimulationState] | None = None) -> Rounds:
+    """Rounds that begin with given states in the topology's order, by default with those of `start`; see `stored`."""
     state = stored(layout, start(layout) if starts is None else starts)
     return Rounds(make_program(layout.parts, plan), state, make_data(layout, plan), make_examples(layout), layout.mesh)
 
@@ -140,10 +140,10 @@ def _keys(run: Run) -> jax.Array:
     return jax.random.split(jax.random.key(run.seed, impl="threefry2x32"))
 
 
-def stored(layout: Layout, states: Sequence[SimulationState]) -> SimulationState:
-    """States in the topology's order, as they are stored on devices."""
+def stored(layout: Layout, states: list[SimulationState]) -> SimulationState:
+    """States in the topology's order, as they are stored on devices. The list is emptied: it is as large as they."""
     algorithm, mesh = layout.parts.algorithm, layout.mesh
-    moved = [state.reordered(algorithm, p.order) for state, p in zip(states, layout.placements, strict=True)]
+    moved = [states.pop(0).reordered(algorithm, placement.order) for placement in layout.placements]
     if mesh is None:
         # Copies, so that the program, which takes over the state's buffers, does not take over the caller's. What was
         # reordered is a copy already.

@@ -161,7 +161,6 @@ def _train(layout: Layout, plan: Plan, watch: Watch, checkpoints: Checkpoints) -
     checkpoints.check(provenance(runs, plan, parts, checksum), starts)
     starts, records = checkpoints.restore(starts, plan.evaluated[-1])
     rounds = _layouts.prepare(layout, plan, starts)
-    del starts  # as large as the state
     state, evaluated = rounds.state, _layouts.make_evaluated(layout, plan)
     evaluate = _evaluation(layout, plan, rounds, evaluated)
     memory = peak_bytes(rounds.lower(plan.interval)) if len(plan.evaluated) > 1 else 0

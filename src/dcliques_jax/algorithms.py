@@ -25,7 +25,9 @@ class Algorithm(NamedTuple):
     """`init` prepares the state on the host; `step` is one round, traced into the compiled program.
 
     Rounds are faster when the nodes of a clique lie side by side in memory. An algorithm that says how to `reorder` its
-    state lets `simulate` store nodes so; what comes back is in the topology's order all the same.
+    state lets `simulate` store nodes so, and share them out over the devices of a mesh; what comes back is in the
+    topology's order all the same. Where `order[k]` is -1 the place stays empty: whatever an array has there will do.
+    Arrays with the places on their first axis are taken for values of nodes, and on a mesh `Weights` for constants.
     """
 
     init: Callable[[Topology, Params], State]  # (topology, stacked params) -> state

@@ -69,7 +69,7 @@ def within(first: str, second: str, *, points: float, since: float) -> Claim:
         apart = np.abs(a.accuracy[:, late].mean(axis=2) - b.accuracy[:, late].mean(axis=2)).max(axis=1)
         return _verdict(points - apart, f"at most {apart.mean():.2f} points apart")
 
-    return Claim(f"{first} is within {points:g} points of {second} from epoch {since:g} on", judge)
+    return Claim(f'"{first}" is within {_points(points)} of "{second}" from epoch {since:g} on', judge)
 
 
 def faster(first: str, second: str, *, by: float = 0.0) -> Claim:
@@ -81,7 +81,7 @@ def faster(first: str, second: str, *, by: float = 0.0) -> Claim:
         numbers += f"{a.final().mean():.1f} against {b.final().mean():.1f} at epoch {a.epoch[-1]:g}"
         return _verdict(a.speed() - b.speed() - by, numbers)
 
-    return Claim(f"{first} converges faster than {second}" + (f", by {by:g} points" if by else ""), judge)
+    return Claim(f'"{first}" converges faster than "{second}"' + (f", by {_points(by)}" if by else ""), judge)
 
 
 def narrower(first: str, second: str, *, factor: float = 1.0) -> Claim:
@@ -92,7 +92,7 @@ def narrower(first: str, second: str, *, factor: float = 1.0) -> Claim:
         return _verdict(b - factor * a, f"band of {a.mean():.2f} against {b.mean():.2f} points")
 
     much = f"at least {factor:g} times narrower" if factor != 1 else "narrower"
-    return Claim(f"the band of {first} is {much} than that of {second}", judge)
+    return Claim(f'the band of "{first}" is {much} than that of "{second}"', judge)
 
 
 def no_wider(first: str, second: str, *, points: float) -> Claim:
@@ -102,7 +102,7 @@ def no_wider(first: str, second: str, *, points: float) -> Claim:
         a, b = (curve.band() for curve in _together(curves, first, second))
         return _verdict(b + points - a, f"band of {a.mean():.2f} against {b.mean():.2f} points")
 
-    return Claim(f"the band of {first} is at most {points:g} points wider than that of {second}", judge)
+    return Claim(f'the band of "{first}" is at most {_points(points)} wider than that of "{second}"', judge)
 
 
 def gains_more(gain: tuple[str, str], than: tuple[str, str]) -> Claim:
@@ -113,7 +113,7 @@ def gains_more(gain: tuple[str, str], than: tuple[str, str]) -> Claim:
         (a, b), (c, d) = gains
         return _verdict((a - b) - (c - d), f"{(a - b).mean():.2f} against {(c - d).mean():.2f} points")
 
-    return Claim(f"{gain[0]} gains more on {gain[1]} than {than[0]} on {than[1]}", judge)
+    return Claim(f'"{gain[0]}" gains more on "{gain[1]}" than "{than[0]}" on "{than[1]}"', judge)
 
 
 def reaches(label: str, percent: float, *, points: float, at: float) -> Claim:
@@ -126,7 +126,7 @@ def reaches(label: str, percent: float, *, points: float, at: float) -> Claim:
         found = curve.accuracy[:, curve.epoch >= at][:, 0].mean(axis=1)
         return _verdict(points - np.abs(found - percent), f"{found.mean():.2f} %")
 
-    return Claim(f"{label} reaches {percent:g} % (by {points:g} points) at epoch {at:g}", judge)
+    return Claim(f'"{label}" is within {_points(points)} of {percent:g} % at epoch {at:g}', judge)
 
 
 def counted(what: str, stated: float, count: Callable[[], float], *, by: float) -> Claim:
@@ -176,6 +176,10 @@ def judged(claim: Claim, measured: Mapping[str, Any]) -> Verdict:
         return claim.judge(measured)
     except KeyError as missing:
         return Verdict(None, f"{missing.args[0]} was not run")
+
+
+def _points(number: float) -> str:
+    return f"{number:g} point" + ("s" if number != 1 else "")
 
 
 def _together(curves: Mapping[str, Curve], *labels: str) -> list[Curve]:
