@@ -114,3 +114,18 @@ def test_html_holds_the_same_and_is_escaped():
 def test_the_distribution_must_fit():
     with pytest.raises(ValueError, match="label_distribution has 3 rows, the topology 5 nodes"):
         topologies.ring(5).report(np.eye(3))
+
+
+def test_what_devices_tell_each_other_is_reported():
+    ring = topologies.ring(100)
+    report = ring.report(num_parameters=10, num_devices=4)
+    assert 4 <= report.cut_edges <= 8
+    assert report.bytes_between_devices == 40 * report.rows_between_devices
+    assert report.bytes_between_devices_averaging is None
+    assert "edges between 4 devices" in str(report)
+    everyone = topologies.fully_connected(12).report(num_parameters=10, num_devices=4)
+    assert everyone.rows_between_devices == 4  # one sum
+    assert ring.report(num_parameters=10, num_devices=1).bytes_between_devices == 0
+    assert ring.report().cut_edges is None
+    with pytest.raises(ValueError, match="num_devices=0"):
+        ring.report(num_devices=0)
