@@ -1,7 +1,9 @@
 """What is told of memory before a run."""
 
 import re
+import tracemalloc
 
+import numpy as np
 import optax
 import pytest
 
@@ -34,6 +36,34 @@ def test_the_forecast_is_about_what_the_compiler_finds(optimizer):
     rounds = _layouts.prepare(_layouts.make_layout(runs, parts, None), _plans.make_plan(runs, rounds=2))
     assert forecast.total == pytest.approx(_simulate.peak_bytes(rounds.lower(2)), rel=0.25)
     assert forecast.models == 200 * 4 * 3010
+
+
+def peak(model, input_shape, num_nodes):
+    """Bytes of rounds of a model, and those of its parameters."""
+    dataset = datasets.synthetic(num_train=10 * num_nodes, num_test=10, input_shape=input_shape)
+    data = partitions.iid(dataset, num_nodes)
+    runs = _plans.make_runs(topologies.ring(num_nodes), data, 0, None)
+    parts = _plans.Parts(models.as_model(model), "", algorithms.dsgd(), metrics.cross_entropy, "shared")
+    rounds = _layouts.prepare(_layouts.make_layout(runs, parts, None), _plans.make_plan(runs, rounds=1, batch_size=10))
+    return _simulate.peak_bytes(rounds.lower(1)), _memory.num_bytes(rounds.state.params)
+
+
+def test_networks_take_the_memory_of_their_parameters_however_many_there_are():
+    """What a convolution needs on its way, megabytes a node, is needed for a chunk of nodes at a time."""
+    (few, few_params), (many, many_params) = (peak(models.gn_lenet(), (16, 16, 3), n) for n in (20, 60))
+    inputs = 40 * 10 * 16 * 16 * 3 * 4
+    assert many - few < 3.5 * (many_params - few_params) + inputs
+
+
+def test_nothing_is_as_large_as_all_pairs_of_nodes():
+    n = 20_000
+    p = np.eye(10)[np.arange(n) % 10]
+    tracemalloc.start()
+    for topology in (topologies.d_cliques(p, inter="small_world", max_steps=100), topologies.ring(n)):
+        topology.report(p, num_devices=8)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < n * n  # bytes: a matrix of a byte for every pair
 
 
 def test_a_run_that_cannot_fit_is_refused_with_what_would(monkeypatch):
