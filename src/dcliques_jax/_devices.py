@@ -117,9 +117,8 @@ class Halo(mixing.Weights):
             )
             for sent, shift in zip(self.sent, self.shifts, strict=True)
         ]
-        values = jnp.asarray(self.values, x.dtype)
-        mixed = mixing.gossip(jnp.asarray(self.neighbours), values, rows, jnp.concatenate([rows, *halos]))
-        return mixed.reshape(x.shape)
+        values, table = jnp.asarray(self.values, x.dtype), jnp.concatenate([rows, *halos])
+        return mixing.gossip(jnp.asarray(self.neighbours), values, table).reshape(x.shape)
 
     def reordered(self, order: np.ndarray) -> Self:
         """Places of devices are not reordered."""

@@ -109,8 +109,7 @@ class Neighbours(Weights):
 
     def apply(self, x: jax.Array) -> jax.Array:
         """Computes x_i + sum_j w_ij (x_j - x_i): equal models stay equal to the last bit."""
-        rows = flat(x)
-        return gossip(jnp.asarray(self.neighbours), jnp.asarray(self.values, x.dtype), rows, rows).reshape(x.shape)
+        return gossip(jnp.asarray(self.neighbours), jnp.asarray(self.values, x.dtype), flat(x)).reshape(x.shape)
 
     def reordered(self, order: np.ndarray) -> Self:
         """The lists in another order and of other numbers, each as it was: sums are rounded alike."""
@@ -192,9 +191,13 @@ class Dense(Weights):
 
 
 @apart
-def gossip(neighbours: jax.Array, values: jax.Array, x: jax.Array, table: jax.Array) -> jax.Array:
-    """Computes x_i + sum_j w_ij (t_j - x_i); the rows t_j of the table `[.., p]` are x itself, or begin with it."""
-    mixed = x
+def gossip(neighbours: jax.Array, values: jax.Array, table: jax.Array) -> jax.Array:
+    """Computes x_i + sum_j w_ij (t_j - x_i); x are the first rows of the table `[.., p]`, or all.
+
+    They are not handed over by themselves: XLA (jax 0.12) takes two arguments of a call for different memory, and would
+    write over rows of x, which are those of the table, before all have been read.
+    """
+    x = mixed = table[: len(values)]
     # Unrolled, XLA fuses the gathers into one pass; a single gather of all neighbours would be written out.
     for k in range(values.shape[1]):
         mixed = mixed + values[:, k, None] * (rows_of(table, neighbours[:, k]) - x)
