@@ -151,6 +151,11 @@ def test_clique_averaging_needs_no_message():
     assert collectives(topology, data, algorithm=averaging) == collectives(topology, data, algorithm=plain)
 
 
+def test_two_nodes_are_enough_for_two_devices():
+    data = partitions.iid(DATA, 2)
+    assert_close(run(topologies.ring(2), data, mesh=mesh(2)), run(topologies.ring(2), data))
+
+
 # Checkpoints
 
 
@@ -186,6 +191,13 @@ def test_what_devices_cannot_share_is_refused():
         run(star, SHARDS, mesh=mesh())
     with pytest.raises(ValueError, match="a mesh needs an algorithm that can reorder its state"):
         run(*TOPOLOGIES["small world"], mesh=mesh(), algorithm=MOMENTUM._replace(reorder=None))
+
+    def changes(params, gradients, state):
+        halved = jax.tree.map(lambda leaf: leaf // 2, state.weights)
+        return MOMENTUM.step(params, gradients, state._replace(weights=halved))
+
+    with pytest.raises(ValueError, match="changes the weights in its state"):
+        run(*TOPOLOGIES["small world"], mesh=mesh(), algorithm=MOMENTUM._replace(step=changes))
     for wrong in (jax.make_mesh((8,), ("x",)), jax.make_mesh((4, 2), ("nodes", "x")), 8):
         with pytest.raises(ValueError, match="must have one axis named 'nodes'"):
             run(*TOPOLOGIES["small world"], mesh=wrong)

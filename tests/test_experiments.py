@@ -130,6 +130,10 @@ def curve(*means, band=0.0, seeds=1):
     return Curve(np.arange(len(means)) * 1.0, np.repeat(accuracy[None], seeds, axis=0))
 
 
+def wide(band):
+    return curve(1, 1, band=band)
+
+
 @pytest.mark.parametrize(
     ("claim", "true", "false"),
     [
@@ -137,8 +141,8 @@ def curve(*means, band=0.0, seeds=1):
         (claims.faster("a", "b"), (curve(9, 60, 80), curve(9, 50, 80)), (curve(9, 50, 80), curve(9, 60, 80))),
         (claims.faster("a", "b", by=2), (curve(0, 9), curve(0, 6)), (curve(0, 9), curve(0, 8))),
         (claims.narrower("a", "b"), (curve(1, 2, band=1), curve(1, 2, band=2)), (curve(1, 2), curve(1, 2))),
-        (claims.narrower("a", "b", factor=3), (curve(1, band=1), curve(1, band=4)), (curve(1, band=1), curve(1))),
-        (claims.no_wider("a", "b", points=1), (curve(1, band=2), curve(1, band=1.5)), (curve(1, band=2), curve(1))),
+        (claims.narrower("a", "b", factor=3), (wide(1), wide(4)), (wide(1), wide(0))),
+        (claims.no_wider("a", "b", points=1), (wide(2), wide(1.5)), (wide(2), wide(0))),
         (claims.reaches("a", 90, points=1, at=1), (curve(0, 89.5), None), (curve(0, 88), None)),
     ],
 )  # fmt: skip
@@ -170,6 +174,12 @@ def test_what_was_not_run_long_enough_cannot_be_told():
     assert claims.within("a", "b", points=1, since=10).judge(short).holds is None
     assert claims.reaches("a", 90, points=1, at=100).judge(short).holds is None
     assert judged(claims.faster("a", "c"), short) == (None, "c was not run")
+
+
+def test_untrained_models_are_not_judged():
+    early, late = (Curve(np.array(epoch), np.ones((1, 2, 2))) for epoch in ([0.0, 1.0], [0.0, 5.0]))
+    for claim in (claims.faster("a", "b"), claims.narrower("a", "b"), claims.gains_more(("a", "b"), ("a", "b"))):
+        assert judged(claim, {"a": early, "b": late}) == (None, "not run long enough")
 
 
 def test_seeds_are_counted():
@@ -237,6 +247,29 @@ def test_an_interrupted_experiment_goes_on_bit_for_bit(tmp_path):
         np.testing.assert_array_equal(resumed.measured[label].history.accuracy, result.history.accuracy)
         np.testing.assert_array_equal(resumed.measured[label].history.loss, result.history.loss)
     assert resumed.measured["without"].provenance["seconds"] > half.measured["without"].provenance["seconds"]
+
+
+@pytest.mark.usefixtures("_shrunk_settings")
+def test_results_of_other_data_are_refused_and_nothing_is_hidden(tmp_path):
+    arguments = {"name": "clique-averaging-mnist", "scale": TINY, "out": tmp_path, "progress": False, "until": 1}
+    first = paper.run(**arguments)
+    other = datasets.synthetic(num_train=2000, num_test=40, input_shape=(5,), seed=2)
+    with pytest.raises(ValueError, match=r"results of another run: dataset_checksum was .* choose another --out"):
+        paper.run(**arguments, datasets={"mnist": other})
+    with pytest.raises(ValueError, match="--resume"):
+        paper.run(**arguments | {"until": 2})
+    (again,) = paper.report(tmp_path)
+    assert again.verdicts == first.verdicts
+    assert json.loads((again.folder / "config.json").read_text())["until"] == 1
+
+
+def test_a_corrupt_study_is_named(tmp_path):
+    runs = Runs(tmp_path, TINY, 1)
+    runs.measure(SkewStudy("mnist"))
+    (file,) = tmp_path.glob("runs/*/measured.npz")
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"is corrupt .* remove it to measure again"):
+        runs.found(SkewStudy("mnist"))
 
 
 @pytest.mark.usefixtures("_shrunk_settings")

@@ -72,6 +72,8 @@ def test_runs_that_do_not_fit_memory_together_run_by_turns(monkeypatch, tmp_path
         GRAPHS["D-Cliques"], PARTITIONS, seeds=SEEDS, on_evaluation=lambda record: record.epoch == 1, **ARGUMENTS
     )
     assert stopped.history.accuracy.shape == (3, 2, 7)
+    uneven = simulate(GRAPHS["of uneven degrees"], PARTITIONS, seeds=SEEDS, **ARGUMENTS)
+    assert_runs_equal_their_own(uneven, GRAPHS["of uneven degrees"], PARTITIONS)
     arguments = ARGUMENTS | {"seeds": SEEDS, "checkpoint_dir": tmp_path}
     for _ in range(2):
         kept = simulate(GRAPHS["D-Cliques"], PARTITIONS, **arguments)

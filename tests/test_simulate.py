@@ -438,3 +438,23 @@ def test_memory_is_known_even_if_there_is_nothing_to_run():
     assert run(epochs=0).provenance["memory_bytes"] == 0
     result = run(epochs=1)
     assert result.provenance["memory_bytes"] > sum(leaf.nbytes for leaf in jax.tree.leaves(result.params))
+
+
+@pytest.mark.parametrize("reorder", [None, lambda state, order: state])
+def test_an_algorithm_s_own_arrays_keys_and_numbers_survive(reorder, tmp_path):
+    """Its state may hold anything that JAX knows, and none of it is taken away."""
+    table, key = jnp.linspace(0.1, 0.2, 7), jax.random.key(3)
+
+    def init(topology, params):
+        return {"table": table, "key": key, "rate": 0.5}
+
+    def step(params, gradients, state):
+        noise = 1e-3 * jax.random.normal(state["key"])
+        rate = state["rate"] * state["table"][0]
+        return jax.tree.map(lambda p, g: p - rate * g + noise, params, gradients), state
+
+    algorithm = algorithms.Algorithm(init, step, reorder)
+    results = [run(topologies.ring(20), algorithm=algorithm, checkpoint_dir=folder) for folder in (None, tmp_path)]
+    assert not table.is_deleted()
+    jax.tree.map(np.testing.assert_array_equal, results[0].params, results[1].params)
+    assert results[0].history.loss[-1].mean() < results[0].history.loss[0].mean()

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dcliques_jax._checks import checksum
+from dcliques_jax._devices import of_first_process
 from dcliques_jax._programs import SimulationState
 from dcliques_jax.results import Record
 
@@ -72,7 +73,7 @@ class Checkpoints:
 
     def due(self) -> bool:
         """Whether the last save is long enough ago, by the clock of the first process: all must save at once."""
-        return self.directory is not None and bool(_of_first_process(time.monotonic() >= self._next_save))
+        return self.directory is not None and bool(of_first_process(time.monotonic() >= self._next_save))
 
     def save(self, state: SimulationState, records: list[Record]) -> None:
         """Saves all that is needed to go on, in the place of what was saved before."""
@@ -120,7 +121,7 @@ class Checkpoints:
 def _remembered(directory: pathlib.Path, new: dict[str, Any]) -> dict[str, Any]:
     """What a folder says of its run; a new folder is told it first."""
     path = directory / _NAME
-    if _of_first_process(path.exists()):
+    if of_first_process(path.exists()):
         try:
             found = json.loads(path.read_text())
         except ValueError:
@@ -141,15 +142,6 @@ def _remembered(directory: pathlib.Path, new: dict[str, Any]) -> dict[str, Any]:
     unfinished.write_text(json.dumps(new, indent=1))
     unfinished.replace(path)
     return new
-
-
-def _of_first_process(value: bool) -> bool:
-    """What holds for the first of all processes."""
-    if jax.process_count() == 1:
-        return value
-    from jax.experimental import multihost_utils
-
-    return bool(multihost_utils.broadcast_one_to_all(np.asarray(value)))
 
 
 def _plain(leaf: jax.Array) -> jax.Array:

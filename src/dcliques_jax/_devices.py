@@ -281,6 +281,11 @@ def _local(matrix: mixing.Groups, owner: np.ndarray, most: int, num_devices: int
     return mixing.Groups(members, shares, grouped)
 
 
+def as_arrays(tree: Any) -> Any:
+    """The pytree with arrays in the place of Python's numbers; weights stay as they are."""
+    return jax.tree.map(lambda leaf: leaf if _is_weights(leaf) else jnp.asarray(leaf), tree, is_leaf=_is_weights)
+
+
 def weights_in(tree: Any) -> list[mixing.Weights]:
     """All weights in a pytree."""
     return [leaf for leaf in jax.tree.leaves(tree, is_leaf=_is_weights) if _is_weights(leaf)]
@@ -356,6 +361,24 @@ def consensus_distance(params: Any, used: jax.Array) -> jax.Array:
         return jax.lax.psum(jnp.sum(jnp.where(mask, jnp.square(from_first - mean), 0)), AXIS) / count
 
     return jnp.sqrt(sum(map(mean_square, jax.tree.leaves(params)), start=jnp.zeros(())))
+
+
+def of_first_process(value: int) -> int:
+    """The number, or truth value, of the first of all processes."""
+    if jax.process_count() == 1:
+        return value
+    from jax.experimental import multihost_utils
+
+    return int(multihost_utils.broadcast_one_to_all(np.asarray(value)))
+
+
+def check_constant_weights(before: Any, after: Any) -> None:
+    """Raises a `ValueError` if a round changes the weights in its state: there is no way back from them on a mesh."""
+    changed = [
+        a is not b for a, b in zip(*(jax.tree.leaves(weights_in(state)) for state in (before, after)), strict=True)
+    ]
+    if any(changed):
+        raise ValueError("the algorithm changes the weights in its state, which it must not on a mesh: leave mesh out")
 
 
 def in_topology_order(tree: Any, placements: Sequence[Placement], weights: Sequence[Any]) -> list[Any]:

@@ -130,7 +130,7 @@ def _start(run: Run, parts: Parts) -> SimulationState:
         params = _programs.random_params(Static(parts.model.init), parts.init, run.data.num_nodes, init_key, example)
     else:
         params = _programs.stacked(jax.tree.map(jnp.asarray, parts.init), run.data.num_nodes)
-    algorithm_state = parts.algorithm.init(run.topology, params)
+    algorithm_state = _devices.as_arrays(parts.algorithm.init(run.topology, params))
     order = jnp.zeros(run.data.indices.shape, jnp.int32)  # drawn in the first round
     return SimulationState(params, algorithm_state, order, jnp.zeros((), jnp.int32))
 
@@ -145,9 +145,12 @@ def stored(layout: Layout, states: list[SimulationState]) -> SimulationState:
     algorithm, mesh = layout.parts.algorithm, layout.mesh
     moved = [states.pop(0).reordered(algorithm, placement.order) for placement in layout.placements]
     if mesh is None:
-        # Copies, so that the program, which takes over the state's buffers, does not take over the caller's. What was
-        # reordered is a copy already.
-        return stacked(moved) if algorithm.reorder is None or len(moved) > 1 else _lifted(moved[0])
+        # The program takes over the state's buffers, of which none may be the caller's. Stacking copies; reordered
+        # parameters, the largest part, are copies already.
+        if len(moved) > 1:
+            return stacked(moved)
+        (only,) = moved
+        return SimulationState(_lifted(only.params), *stacked([only[1:]]))
     together = stacked(_devices.distributed(moved, layout.placements), np)
     return _devices.put(together, _devices.specs(together, layout.num_places), mesh)
 
@@ -166,10 +169,9 @@ def in_topology_order(layout: Layout, state: SimulationState, weights: Sequence[
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _lifted(state: SimulationState) -> SimulationState:
-    """The state of a single run with an axis of runs, in the same memory."""
-    lifted: SimulationState = jax.tree.map(lambda leaf: leaf[None], state)
-    return lifted
+def _lifted(params: Any) -> Any:
+    """The parameters of a single run with an axis of runs, in the same memory."""
+    return jax.tree.map(lambda leaf: leaf[None], params)
 
 
 def stacked(trees: Sequence[Any], numpy: Any = jnp) -> Any:
@@ -185,7 +187,7 @@ def make_data(layout: Layout, plan: Plan) -> Data:
     if layout.mesh is None:
         return jax.tree.map(jnp.asarray, data)
     data = data._replace(examples=np.stack([_local(layout, rows) for rows in data.examples]))
-    return _devices.put(data, _devices.specs(data, layout.num_places), layout.mesh)
+    return _devices.put(data, _programs.DATA_SPECS, layout.mesh)
 
 
 def _host_data(layout: Layout, plan: Plan) -> Data:

@@ -40,7 +40,11 @@ def forecast(run: Run, parts: Parts, state: Any) -> Forecast:
 
 def num_bytes(tree: Any) -> int:
     """Of all arrays in a pytree."""
-    return sum(leaf.size * jax.dtypes.canonicalize_dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        kind: Any = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)  # keys of random generators
+        total += leaf.size * kind.itemsize
+    return total
 
 
 def available(mesh: jax.sharding.Mesh | None) -> int:

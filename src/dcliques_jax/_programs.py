@@ -53,6 +53,10 @@ class Data(NamedTuple):
     key: Any  # [runs, 2] the data of a threefry key
 
 
+_PARTS = PartitionSpec(None, _devices.AXIS)
+DATA_SPECS = Data(examples=_PARTS, sizes=_PARTS, nodes=_PARTS, bounds=_PARTS, key=_ALL)
+
+
 class SimulationState(NamedTuple):
     """What the next round needs."""
 
@@ -135,6 +139,8 @@ def run(
             chosen, taken = sampling.batches(data.examples, order, data.bounds, turn, batch_size)
             loss, gradients = over_nodes(loss_and_gradient)(state.params, chosen, taken)
             params, algorithm = step(state.params, gradients, state.algorithm)
+            if mesh is not None:
+                _devices.check_constant_weights(state.algorithm, algorithm)
             losses = jax.lax.dynamic_update_index_in_dim(losses, loss.astype(losses.dtype), index, 0)
             counts = jax.lax.dynamic_update_index_in_dim(counts, taken.sum(axis=1, dtype=jnp.int32), index, 0)
             return SimulationState(params, algorithm, order, state.round + 1), losses, counts
@@ -153,7 +159,7 @@ def run(
     train = PartitionSpec(_devices.AXIS)
     in_specs = (
         in_parts,
-        _devices.specs(data, places),
+        DATA_SPECS,
         Examples(train, jax.tree.map(lambda _: _ALL, examples.byte_scale), train),
         _ALL,
         _ALL,

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from dcliques_jax import _checks, _devices, _layouts, _memory, _programs, algorithms, metrics, models
+from dcliques_jax import _checks, _devices, _layouts, _memory, _programs, algorithms, metrics, mixing, models
 from dcliques_jax._checkpoints import Checkpoints
 from dcliques_jax._chunks import largest_result
 from dcliques_jax._layouts import Layout, Rounds
@@ -140,6 +140,7 @@ def simulate(
     fitting = max(
         1, _memory.available(mesh) // max(1, 2 * needed.total)
     )  # twice: when runs begin and end, they are copied
+    fitting = _devices.of_first_process(fitting)  # all processes must do the same
     at_once = checkpoints.remembered(runs_at_once=min(len(runs), fitting))
     outcomes: list[Outcome] = []
     for start in range(0, len(runs), at_once):
@@ -288,10 +289,6 @@ def _place(what: str, after: int, nodes: np.ndarray, of_seed: str) -> str:
 
 def _result(runs: list[Run], plan: Plan, parts: Parts, outcomes: list[Outcome], *, one_run: bool) -> Result:
     """All runs together, without their axis if the user knows of none."""
-
-    def together(*values: Any) -> Any:
-        return values[0][0] if one_run else np.concatenate(values) if len(values) > 1 else values[0]
-
     measured = {
         name: [np.stack([getattr(record, name) for record in outcome.records], axis=1) for outcome in outcomes]
         for name in ("accuracy", "loss", "train_loss", "consensus_distance")
@@ -304,12 +301,25 @@ def _result(runs: list[Run], plan: Plan, parts: Parts, outcomes: list[Outcome], 
         eval_examples=_of_user(np.stack([plan.examples(run) for run in runs]), one_run),
         **{name: _of_user(np.concatenate(values), one_run) for name, values in measured.items()},
     )
-    state = jax.tree.map(together, *(outcome.state for outcome in outcomes))
+    state = jax.tree.map(lambda leaf: _of_user(leaf, one_run), _of_all_runs(outcomes))
     about = provenance(runs, plan, parts, outcomes[0].program) | surroundings()
     about |= {"rounds_run": int(rounds[-1]), "memory_bytes": outcomes[0].memory}
     graphs = [run.topology for run in runs]
     same = all(graph is graphs[0] for graph in graphs)
     return Result(graphs[0] if same else graphs, history, state.params, state, about)
+
+
+def _of_all_runs(outcomes: list[Outcome]) -> SimulationState:
+    """One state of runs that were simulated by turns, whose weights may have different forms."""
+    if len(outcomes) == 1:
+        return outcomes[0].state
+    runs = [
+        jax.tree.map(lambda leaf, run=run: leaf[run], outcome.state)
+        for outcome in outcomes
+        for run in range(len(outcome.records[0].accuracy))
+    ]
+    together: SimulationState = _layouts.stacked(mixing.alike(runs), np)
+    return together
 
 
 def _of_user(values: np.ndarray, one_run: bool) -> np.ndarray:

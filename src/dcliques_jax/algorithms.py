@@ -27,7 +27,8 @@ class Algorithm(NamedTuple):
     Rounds are faster when the nodes of a clique lie side by side in memory. An algorithm that says how to `reorder` its
     state lets `simulate` store nodes so, and share them out over the devices of a mesh; what comes back is in the
     topology's order all the same. Where `order[k]` is -1 the place stays empty: whatever an array has there will do.
-    Arrays with the places on their first axis are taken for values of nodes, and on a mesh `Weights` for constants.
+    On a mesh `step` sees the places of one device only: all that crosses nodes must go through `Weights`, which stay as
+    they are, and arrays of the state with the places on their first axis are taken for values of nodes.
     """
 
     init: Callable[[Topology, Params], State]  # (topology, stacked params) -> state

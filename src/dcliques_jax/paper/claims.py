@@ -26,8 +26,8 @@ class Curve(NamedTuple):
         return self.accuracy[:, 1:].mean(axis=(1, 2))
 
     def band(self) -> np.ndarray:
-        """Best less worst node, averaged over the later half of the evaluations, `[seeds]`."""
-        return np.ptp(self.accuracy, axis=2)[:, len(self.epoch) // 2 :].mean(axis=1)
+        """Best less worst node, averaged over the later half of the evaluations after the start, `[seeds]`."""
+        return np.ptp(self.accuracy, axis=2)[:, max(1, len(self.epoch) // 2) :].mean(axis=1)
 
     def final(self) -> np.ndarray:
         """Mean accuracy over nodes at the end, `[seeds]`."""
@@ -42,6 +42,10 @@ class Verdict(NamedTuple):
 
     def __str__(self) -> str:
         return f"{ {True: 'holds', False: 'DOES NOT HOLD', None: 'cannot be told'}[self.holds] }: {self.numbers}"
+
+
+class _TooShortError(Exception):
+    """There is no evaluation after the start that all curves have."""
 
 
 class Claim(NamedTuple):
@@ -176,6 +180,8 @@ def judged(claim: Claim, measured: Mapping[str, Any]) -> Verdict:
         return claim.judge(measured)
     except KeyError as missing:
         return Verdict(None, f"{missing.args[0]} was not run")
+    except _TooShortError:
+        return Verdict(None, "not run long enough")
 
 
 def _points(number: float) -> str:
@@ -186,6 +192,8 @@ def _together(curves: Mapping[str, Curve], *labels: str) -> list[Curve]:
     """Curves at the epochs at which all of them were evaluated."""
     found = [curves[label] for label in labels]
     common = functools.reduce(np.intersect1d, [curve.epoch for curve in found])
+    if not (common > 0).any():
+        raise _TooShortError
     return [Curve(common, curve.accuracy[:, np.isin(curve.epoch, common)]) for curve in found]
 
 

@@ -95,9 +95,12 @@ def run(
     runs = Runs(pathlib.Path(out), scale, seeds, until=until, resume=resume, datasets=datasets, progress=progress)
     folder.mkdir(parents=True, exist_ok=True)
     parts = {label: {"folder": runs.folder(part).name} | runs.wanted(part) for label, part in _parts(name).items()}
-    (folder / _CONFIG).write_text(json.dumps({"experiment": name, **runs.described(), "parts": parts}, indent=1))
+    config = json.dumps({"experiment": name, **runs.described(), "parts": parts}, indent=1)
+    if not (folder / _CONFIG).exists():  # an interrupted run is reported, too, but hides none that was finished
+        (folder / _CONFIG).write_text(config)
     for part in _parts(name).values():
         runs.measure(part)
+    (folder / _CONFIG).write_text(config)
     return _outcome(name, runs)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 import time
@@ -87,7 +88,13 @@ class Runs:
         path = self.folder(part) / "measured.npz"
         if not path.exists():
             return None
-        return Result.load(path) if isinstance(part, Setting) else np.load(path, allow_pickle=False)["skew"]
+        if isinstance(part, Setting):
+            return Result.load(path)
+        try:
+            with np.load(path, allow_pickle=False) as saved:
+                return saved["skew"]
+        except Exception as error:  # whatever NumPy and zipfile raise for files that are not theirs
+            raise ValueError(f"{path} is corrupt ({error}): remove it to measure again") from error
 
     def measure(self, part: Setting | SkewStudy) -> Any:
         """What was measured, run now where that has not been done."""
@@ -96,12 +103,25 @@ class Runs:
             return self._study(part) if found is None else found
         epochs = self.scale.epochs[part.task]
         last = epochs if self.until is None else min(epochs, self.until)
-        if found is not None and found.history.epoch[-1] >= last:
-            return found
         folder = self.folder(part)
+        if found is not None:
+            self._check_origin(found, part, folder)
+            if found.history.epoch[-1] >= last:
+                return found
         if (folder / "checkpoint").exists() and not self.resume:
             raise ValueError(f"an unfinished run lies in {folder}: go on with --resume, or choose another --out")
         return self._train(part, last, 0.0 if found is None else found.provenance["seconds"])
+
+    def _check_origin(self, found: Result, setting: Setting, folder: pathlib.Path) -> None:
+        """Raises a `ValueError` for results of other data or of another version."""
+        ours = {"dataset_checksum": self.dataset(setting.task).checksum, "version": versions()["dcliques_jax"]}
+        theirs = {**found.provenance, "version": found.provenance["versions"]["dcliques_jax"]}
+        for name, value in ours.items():
+            if theirs[name] != value:
+                raise ValueError(
+                    f"{folder} holds results of another run: {name} was {theirs[name]} and is {value}; choose another "
+                    "--out"
+                )
 
     def _study(self, study: SkewStudy) -> np.ndarray:
         nodes = Setting(study.task)
@@ -113,7 +133,9 @@ class Runs:
         ]
         folder = self.folder(study)
         folder.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(folder / "measured.npz", skew=np.stack(skews))
+        unfinished = folder / f".{os.getpid()}.npz"
+        np.savez_compressed(unfinished, skew=np.stack(skews))
+        unfinished.replace(folder / "measured.npz")
         return np.stack(skews)
 
     def _train(self, setting: Setting, last: int, seconds_before: float) -> Result:
@@ -139,12 +161,14 @@ class Runs:
             result, params={}, provenance=result.provenance | {"setting": setting.name, "seconds": round(seconds, 1)}
         )
         kept.save(folder / "measured.npz")
-        if last == wanted["epochs"]:
+        if result.history.epoch[-1] >= wanted["epochs"]:
             shutil.rmtree(folder / "checkpoint")
         return kept
 
     def _eval_every(self, setting: Setting) -> int:
-        return self.scale.eval_every or (1 if setting.num_nodes <= 100 else 5)
+        if self.scale.eval_every is not None:
+            return self.scale.eval_every
+        return 1 if setting.num_nodes <= 100 else 5
 
     def _eval_nodes(self, setting: Setting) -> int | None:
         most = self.scale.eval_nodes
