@@ -91,7 +91,7 @@ class Runs:
         if isinstance(part, Setting):
             return Result.load(path)
         try:
-            with np.load(path, allow_pickle=False) as saved:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
                 return saved["skew"]
         except Exception as error:  # whatever NumPy and zipfile raise for files that are not theirs
             raise ValueError(f"{path} is corrupt ({error}): remove it to measure again") from error
