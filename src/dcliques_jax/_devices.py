@@ -86,9 +86,19 @@ def _placement(ids: np.ndarray, line: np.ndarray, num_devices: int) -> Placement
     return Placement(order.ravel(), num_devices)
 
 
+class _OnDevices(mixing.Weights):
+    """Weights between the places of several devices, which keep their order."""
+
+    def reordered(self, order: np.ndarray) -> Self:
+        """Raises a `ValueError`."""
+        raise ValueError(
+            f"{type(self).__name__} weights belong to the places of devices: reorder those they were made of"
+        )
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Halo(mixing.Weights):
+class Halo(_OnDevices):
     """Lists of neighbours, some of which are on other devices: the halo of a device are the rows it is sent.
 
     Device d sends rows `sent[i]` to device d + shifts[i], all devices at a time. Halos lie behind a device's own rows,
@@ -120,10 +130,6 @@ class Halo(mixing.Weights):
         values, table = jnp.asarray(self.values, x.dtype), jnp.concatenate([rows, *halos])
         return mixing.gossip(jnp.asarray(self.neighbours), values, table).reshape(x.shape)
 
-    def reordered(self, order: np.ndarray) -> Self:
-        """Places of devices are not reordered."""
-        raise NotImplementedError
-
     def to_sparse(self) -> scipy.sparse.csr_array:
         """The matrix between all places."""
         per_device = self.num_nodes // self.num_devices
@@ -140,7 +146,7 @@ class Halo(mixing.Weights):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Everyone(mixing.Weights):
+class Everyone(_OnDevices):
     """The average over all nodes on all devices."""
 
     shares: npt.ArrayLike  # [places] one over the number of nodes, 0 where there is none
@@ -156,10 +162,6 @@ class Everyone(mixing.Weights):
         shares = jnp.asarray(self.shares, x.dtype)[:, None]
         mean = jax.lax.psum((shares * rows).sum(axis=0, keepdims=True), AXIS)
         return jnp.broadcast_to(mean, rows.shape).reshape(x.shape)
-
-    def reordered(self, order: np.ndarray) -> Self:
-        """Places of devices are not reordered."""
-        raise NotImplementedError
 
     def to_sparse(self) -> scipy.sparse.csr_array:
         """The matrix between all places."""
