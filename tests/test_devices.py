@@ -11,7 +11,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from dcliques_jax import _devices, datasets, mixing, partitions, topologies
+from dcliques_jax import _halos, _placements, datasets, mixing, partitions, topologies
 
 ROOT = pathlib.Path(__file__).parent.parent
 SHARDS = partitions.shards(datasets.synthetic(num_train=2000), 100, seed=1)
@@ -44,7 +44,7 @@ def graphs(draw):
 
 @hypothesis.given(graphs(), st.integers(1, 9))
 def test_every_node_has_a_place_and_cliques_share_a_device(topology, num_devices):
-    placement = _devices.place(topology, num_devices)
+    placement = _placements.place(topology, num_devices)
     order, device = placement.order, np.arange(len(placement.order)) // placement.per_device
     assert sorted(order[order >= 0]) == list(range(topology.num_nodes))
     assert order[0] >= 0
@@ -59,9 +59,11 @@ def test_every_node_has_a_place_and_cliques_share_a_device(topology, num_devices
 
 @hypothesis.given(graphs(), st.integers(1, 9))
 def test_forms_for_several_devices_are_the_same_matrix(topology, num_devices):
-    placement = _devices.place(topology, num_devices).widened(_devices.place(topology, num_devices).per_device + 1)
+    placement = _placements.place(topology, num_devices).widened(
+        _placements.place(topology, num_devices).per_device + 1
+    )
     neighbours = mixing.Neighbours.from_sparse(mixing.metropolis_hastings(topology).to_sparse())
-    (halo,) = _devices.distributed([neighbours.reordered(placement.order)], [placement])
+    (halo,) = _halos.distributed([neighbours.reordered(placement.order)], [placement])
     places = placement.places
     dense = halo.to_dense()
     np.testing.assert_allclose(dense[np.ix_(places, places)], neighbours.to_dense(), atol=1e-15)
@@ -76,14 +78,14 @@ def test_forms_for_several_devices_are_the_same_matrix(topology, num_devices):
         len(np.unique(np.argwhere(read[device == d])[:, 1][device[np.argwhere(read[device == d])[:, 1]] != d]))
         for d in range(num_devices)
     )
-    assert needed <= _devices.moved_rows(halo, num_devices) <= needed * num_devices
+    assert needed <= _halos.moved_rows(halo, num_devices) <= needed * num_devices
 
 
 def test_groups_stay_on_their_devices():
     topology = topologies.d_cliques(SHARDS.label_distribution)
-    placement = _devices.place(topology, 4)
+    placement = _placements.place(topology, 4)
     weights = mixing.clique_average(topology).reordered(placement.order)
-    (local,) = _devices.distributed([weights], [placement])
+    (local,) = _halos.distributed([weights], [placement])
     assert isinstance(local, mixing.Groups)
     per_device = placement.per_device
     for device in range(4):
@@ -101,14 +103,14 @@ def test_groups_stay_on_their_devices():
 
 def test_few_edges_are_cut():
     """A grid of 64 x 64 nodes at random places is cut into strips, a ring into arcs."""
-    assert _devices.place(topologies.ring(4096, seed=3), 8).cut(topologies.ring(4096, seed=3)) <= 8 * 2
+    assert _placements.place(topologies.ring(4096, seed=3), 8).cut(topologies.ring(4096, seed=3)) <= 8 * 2
     grid = topologies.grid(64, 64, seed=3)
-    assert _devices.place(grid, 8).cut(grid) < 0.2 * len(grid.edges)
+    assert _placements.place(grid, 8).cut(grid) < 0.2 * len(grid.edges)
     data = partitions.shards(datasets.synthetic(num_train=4000), 1000)
     small_world = topologies.d_cliques(data.label_distribution, inter="small_world", max_steps=0)
     between = len(small_world.edges) - len(small_world.gradient_edges)
-    assert _devices.place(small_world, 8).cut(small_world) < 0.7 * between  # 7 of 8 at random
+    assert _placements.place(small_world, 8).cut(small_world) < 0.7 * between  # 7 of 8 at random
     shuffled = topologies.from_networkx(
         nx.relabel_nodes(nx.cycle_graph(50), dict(enumerate(np.random.default_rng(0).permutation(50))))
     )
-    assert _devices.place(shuffled, 5).cut(shuffled) <= 10
+    assert _placements.place(shuffled, 5).cut(shuffled) <= 10

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from dcliques_jax import _checks, _devices, _programs, mixing, sampling
-from dcliques_jax._devices import Placement
+from dcliques_jax import _checks, _devices, _halos, _placements, _programs, mixing, sampling
+from dcliques_jax._placements import Placement
 from dcliques_jax._plans import Parts, Plan, Run
 from dcliques_jax._programs import Data, Examples, Program, SimulationState
 from dcliques_jax._static import Static
@@ -52,7 +52,7 @@ def make_layout(runs: list[Run], parts: Parts, mesh: Mesh | None) -> Layout:
         raise ValueError(
             "a mesh needs an algorithm that can reorder its state: give Algorithm(init, step, reorder) all three"
         )
-    placements = [_devices.place(run.topology, mesh.size) for run in runs]
+    placements = [_placements.place(run.topology, mesh.size) for run in runs]
     most = max(placement.per_device for placement in placements)
     placements = [placement.widened(most) for placement in placements]
     indices = [run.data.indices[p.order].reshape(mesh.size, -1) for run, p in zip(runs, placements, strict=True)]
@@ -151,7 +151,7 @@ def stored(layout: Layout, states: list[SimulationState]) -> SimulationState:
             return stacked(moved)
         (only,) = moved
         return SimulationState(_lifted(only.params), *stacked([only[1:]]))
-    together = stacked(_devices.distributed(moved, layout.placements), np)
+    together = stacked(_halos.distributed(moved, layout.placements), np)
     return _devices.put(together, _devices.specs(together, layout.num_places), mesh)
 
 
@@ -242,7 +242,7 @@ def make_evaluated(layout: Layout, plan: Plan) -> Evaluated:
     places = np.stack([p.places[plan.nodes(run)] for run, p in zip(layout.runs, layout.placements, strict=True)])
     num_devices, per_device = layout.placements[0].num_devices, layout.placements[0].per_device
     device, row = np.divmod(places, per_device)
-    turn = np.stack([_devices.turns(run) for run in device])
+    turn = np.stack([_placements.turns(run) for run in device])
     most = turn.max() + 1
     chosen = np.zeros((len(places), num_devices, most), np.int32)
     chosen[np.arange(len(places))[:, None], device, turn] = row

@@ -1,0 +1,78 @@
+"""Which node is stored on which device."""
+
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse
+
+from dcliques_jax.topologies import Topology
+
+
+class Placement(NamedTuple):
+    """Which node is stored where."""
+
+    order: np.ndarray  # [places] the node at each place, -1 where there is none; devices hold equal parts of them
+    num_devices: int
+
+    @property
+    def per_device(self) -> int:
+        """Number of places of a device."""
+        return len(self.order) // self.num_devices
+
+    @property
+    def places(self) -> np.ndarray:
+        """The place of each node, `[nodes]`."""
+        used = np.flatnonzero(self.order >= 0)
+        return used[np.argsort(self.order[used])]
+
+    def widened(self, per_device: int) -> "Placement":
+        """The same with more empty places."""
+        parts = self.order.reshape(self.num_devices, -1)
+        wider = np.pad(parts, ((0, 0), (0, per_device - self.per_device)), constant_values=-1)
+        return Placement(wider.ravel(), self.num_devices)
+
+    def cut(self, topology: Topology) -> int:
+        """Number of edges between nodes on different devices."""
+        device = self.places // self.per_device
+        return int(np.count_nonzero(device[topology.edges[:, 0]] != device[topology.edges[:, 1]]))
+
+
+def place(topology: Topology, num_devices: int) -> Placement:
+    """Nodes clique by clique, cut into equal parts between cliques where few edges cross.
+
+    Cliques are lined up as they are numbered, which is how wirings link them, or so that linked ones are near each
+    other (reverse Cuthill-McKee), whichever cuts fewer edges. Without cliques nodes are lined up in this way.
+    """
+    ids = np.arange(topology.num_nodes) if topology.clique_ids is None else topology.clique_ids
+    as_numbered = _placement(ids, np.arange(ids.max() + 1), num_devices)
+    if num_devices == 1 or len(topology.edges) == topology.num_nodes * (topology.num_nodes - 1) // 2:
+        return as_numbered
+    first, second = ids[topology.edges].T
+    links = scipy.sparse.csr_array((np.ones(len(first)), (first, second)), shape=(ids.max() + 1, ids.max() + 1))
+    near = scipy.sparse.csgraph.reverse_cuthill_mckee((links + links.T).tocsr(), symmetric_mode=True)
+    return min(as_numbered, _placement(ids, near, num_devices), key=lambda placement: placement.cut(topology))
+
+
+def _placement(ids: np.ndarray, line: np.ndarray, num_devices: int) -> Placement:
+    """Cliques in a line, each on the device of its first node if nodes are dealt out evenly."""
+    rank = np.argsort(line)  # of each clique
+    by_clique = np.argsort(rank[ids], kind="stable")
+    sizes = np.bincount(ids)[line]
+    firsts = np.cumsum(sizes) - sizes
+    device = np.repeat(firsts * num_devices // len(ids), sizes)
+    held = np.bincount(device, minlength=num_devices)
+    order = np.full((num_devices, held.max()), -1)
+    order[np.arange(held.max()) < held[:, None]] = by_clique
+    return Placement(order.ravel(), num_devices)
+
+
+def turns(values: np.ndarray) -> np.ndarray:
+    """How many equal values come before each.
+
+    >>> turns(np.array([3, 1, 3, 3]))
+    array([0, 0, 1, 2])
+    """
+    order = np.argsort(values, kind="stable")
+    found = np.empty(len(values), np.int64)
+    found[order] = np.arange(len(values)) - np.searchsorted(values[order], values[order])
+    return found
