@@ -1,8 +1,10 @@
 """Nodes on eight devices give what they give on one. Run by `test_devices.py` in a process that has eight."""
 
 import re
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -198,6 +200,39 @@ def test_what_devices_cannot_share_is_refused():
 
     with pytest.raises(ValueError, match="changes the weights in its state"):
         run(*TOPOLOGIES["small world"], mesh=mesh(), algorithm=MOMENTUM._replace(step=changes))
+
+    class Watched(NamedTuple):
+        own: Any
+        largest: jax.Array  # of all nodes
+        rounds: jax.Array
+
+    def init(topology, params):
+        return Watched(MOMENTUM.init(topology, params), jnp.zeros(()), jnp.zeros((), jnp.int32))
+
+    def reorder(state, order):
+        return state._replace(own=MOMENTUM.reorder(state.own, order))
+
+    def watching(see):
+        def step(params, gradients, state):
+            params, own = MOMENTUM.step(params, gradients, state.own)
+            return see(params, Watched(own, state.largest, state.rounds + 1))
+
+        return algorithms.Algorithm(init, step, reorder)
+
+    def largest(params, state):
+        return params, state._replace(largest=jax.tree.leaves(params)[0].max())
+
+    def centred(params, state):
+        return jax.tree.map(lambda leaf: leaf - leaf.mean(axis=0, keepdims=True), params), state
+
+    for see in (largest, centred):
+        with pytest.raises(ValueError, match="lets nodes see each other by other ways than Weights"):
+            run(*TOPOLOGIES["small world"], mesh=mesh(), algorithm=watching(see))
+    counting = watching(lambda *both: both)
+    assert_close(
+        run(*TOPOLOGIES["small world"], mesh=mesh(), algorithm=counting),
+        run(*TOPOLOGIES["small world"], algorithm=counting),
+    )
     for wrong in (jax.make_mesh((8,), ("x",)), jax.make_mesh((4, 2), ("nodes", "x")), 8):
         with pytest.raises(ValueError, match="must have one axis named 'nodes'"):
             run(*TOPOLOGIES["small world"], mesh=wrong)

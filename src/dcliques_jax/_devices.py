@@ -109,6 +109,38 @@ def of_first_process(value: int) -> int:
     return int(multihost_utils.broadcast_one_to_all(np.asarray(value)))
 
 
+def check_separate(step: Any, params: Any, state: Any) -> None:
+    """Raises a `ValueError` if a step lets nodes see each other without weights: on a mesh it would miss most of them.
+
+    Of three nodes with no weights between them the second is spoilt, which must change nothing but its own values.
+    """
+    num_nodes = len(jax.tree.leaves(params)[0])
+    values = jax.tree.map(
+        lambda leaf: mixing.Identity(3) if is_weights(leaf) else leaf,
+        (params, params, state),  # gradients may be anything
+        is_leaf=is_weights,
+    )
+    of_nodes = jax.tree.map(lambda leaf: leaf.shape[:1] == (num_nodes,), values)
+    three = np.arange(3) % num_nodes
+    values = jax.tree.map(lambda leaf, own: leaf[three] if own else leaf, values, of_nodes)
+
+    def spoilt(leaf: Any, own: bool) -> Any:
+        return leaf.at[1].set(jnp.nan) if own and jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
+
+    def unchanged(one: Any, other: Any, own: bool) -> Any:
+        if own:
+            one, other = one[::2], other[::2]
+        return is_key(one) or np.array_equal(one, other, equal_nan=True)
+
+    step = jax.jit(step)
+    outcomes = step(*values), step(*jax.tree.map(spoilt, values, of_nodes))
+    if not all(jax.tree.leaves(jax.tree.map(unchanged, *outcomes, of_nodes[1:]))):
+        raise ValueError(
+            "the algorithm lets nodes see each other by other ways than Weights, but a device of a mesh has some nodes "
+            "only: use Weights, or leave mesh out"
+        )
+
+
 def check_constant_weights(before: Any, after: Any) -> None:
     """Raises a `ValueError` if a round changes the weights in its state: there is no way back from them on a mesh."""
     changed = [

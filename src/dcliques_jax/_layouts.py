@@ -120,7 +120,10 @@ def start(layout: Layout) -> list[SimulationState]:
     """
     on_host = jax.default_device(jax.local_devices(backend="cpu")[0]) if layout.mesh else contextlib.nullcontext()
     with on_host:
-        return mixing.alike([_start(run, layout.parts) for run in layout.runs])
+        states = mixing.alike([_start(run, layout.parts) for run in layout.runs])
+        if layout.mesh is not None:
+            _devices.check_separate(layout.parts.algorithm.step, states[0].params, states[0].algorithm)
+        return states
 
 
 def _start(run: Run, parts: Parts) -> SimulationState:
