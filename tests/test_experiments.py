@@ -240,6 +240,9 @@ def test_an_interrupted_experiment_goes_on_bit_for_bit(tmp_path):
     arguments = {"name": "clique-averaging-mnist", "scale": TINY, "out": tmp_path / "parts", "progress": False}
     half = paper.run(**arguments, until=1)
     assert half.measured["without"].history.epoch.tolist() == [0, 1]
+    assert "Epochs run: 1 of 2; seeds: 1; nodes evaluated: 20 of 20; test examples: 40; " in str(half)
+    assert half.markdown().count("so far") == 2
+    assert "so far" not in whole.markdown()
     with pytest.raises(ValueError, match=r"an unfinished run lies in .* --resume"):
         paper.run(**arguments)
     resumed = paper.run(**arguments, resume=True)

@@ -4,7 +4,7 @@ import csv
 import json
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +34,10 @@ class Outcome(NamedTuple):
         lines = [f"{self.name} ({experiment.figure}): {experiment.title}", *self._extent()]
         return "\n".join([*lines, *(f"  {verdict}\n      {claim}" for claim, verdict in self.verdicts.items())])
 
+    @property
+    def _results(self) -> list[Result]:
+        return [result for result in self.measured.values() if isinstance(result, Result)]
+
     def markdown(self) -> str:
         """The same for a page, with the figure."""
         experiment = EXPERIMENTS[self.name]
@@ -41,21 +45,27 @@ class Outcome(NamedTuple):
         if self.measured:
             lines += [f"![{experiment.title}]({self.name}/figure.png)", "", *self._extent(), ""]
         lines += ["| claim | holds | measured |", "|---|---|---|"]
-        rows = [f"| {text} | {_MARKS[found.holds]} | {found.numbers} |" for text, found in self.verdicts.items()]
+        short = any(result.history.epoch[-1] < result.provenance["epochs"] for result in self._results)
+        marks = {True: "so far", False: "**not so far**", None: "?"} if short else _MARKS
+        rows = [f"| {text} | {marks[found.holds]} | {found.numbers} |" for text, found in self.verdicts.items()]
         return "\n".join([*lines, *rows, ""])
 
     def _extent(self) -> list[str]:
         """How much was run."""
-        results = [result for result in self.measured.values() if isinstance(result, Result)]
+        results = self._results
         if not results:
             return []
-        epochs = sorted({f"{result.history.epoch[-1]:g} of {result.provenance['epochs']}" for result in results})
+
+        def told(counts: Iterable[tuple[float, int]]) -> str:
+            return ", ".join(f"{part:,g} of {whole:,}" for part, whole in sorted(set(counts)))
+
+        epochs = told((result.history.epoch[-1], result.provenance["epochs"]) for result in results)
+        nodes = told((result.history.eval_nodes.shape[-1], result.provenance["num_nodes"]) for result in results)
+        examples = sorted({result.history.eval_examples.shape[-1] for result in results})
         seconds = sum(result.provenance["seconds"] for result in results)
-        seeds = len(results[0].provenance["seeds"])
-        examples = {result.history.eval_examples.shape[-1] for result in results}
         return [
-            f"Epochs run: {', '.join(epochs)}; seeds: {seeds}; test examples: "
-            f"{', '.join(f'{count:,}' for count in sorted(examples))}; {seconds / 60:.1f} minutes in all."
+            f"Epochs run: {epochs}; seeds: {len(results[0].provenance['seeds'])}; nodes evaluated: {nodes}; "
+            f"test examples: {', '.join(f'{count:,}' for count in examples)}; {seconds / 60:.1f} minutes in all."
         ]
 
 
