@@ -9,10 +9,11 @@ import dcliques_jax as dc
 
 def main(results):
     target = pathlib.Path(__file__).parent / "paper"
+    outcomes = dc.paper.report(results)
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     pages = []
-    for outcome in dc.paper.report(results):
+    for outcome in outcomes:
         pages.append(outcome.markdown().replace(f"({outcome.name}/figure.png)", f"({outcome.name}.png)"))
         if (figure := outcome.folder / "figure.png").exists():
             shutil.copy(figure, target / f"{outcome.name}.png")

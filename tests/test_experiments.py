@@ -266,6 +266,14 @@ def test_results_of_other_data_are_refused_and_nothing_is_hidden(tmp_path):
     assert json.loads((again.folder / "config.json").read_text())["until"] == 1
 
 
+@pytest.mark.usefixtures("_shrunk_settings")
+def test_what_diverges_is_a_result(tmp_path, monkeypatch):
+    monkeypatch.setitem(TASKS, "mnist", TASKS["mnist"]._replace(learning_rate=1e38))
+    with pytest.warns(RuntimeWarning, match="non-finite"):
+        outcome = paper.run("greedy-swap-mnist", scale=TINY, out=tmp_path, progress=False)
+    assert all(result.history.epoch[-1] == 2 for result in outcome.measured.values())
+
+
 def test_a_corrupt_study_is_named(tmp_path):
     runs = Runs(tmp_path, TINY, 1)
     runs.measure(SkewStudy("mnist"))
@@ -304,6 +312,7 @@ def test_every_figure_is_drawn(name, tmp_path_factory):
         figure = paper.figures.draw(experiment, dict.fromkeys(experiment.parts, result))
         lines = [len(ax.get_legend_handles_labels()[1]) for ax in figure.axes] if figure else []
         assert lines == [len(curves) for curves in experiment.panels.values()]
+        assert all(ax.get_ylim()[0] < ax.get_ylim()[1] for ax in (figure.axes if figure else []))
     else:
         figure = paper.figures.draw(experiment, dict.fromkeys(experiment.parts, np.linspace(1, 0, 2002).reshape(2, -1)))
         assert all(ax.get_legend() for ax in figure.axes)
@@ -339,6 +348,7 @@ def test_all_experiments_are_listed(capsys):
         (["run", "numbers", "figure-99"], "NAME='figure-99' is unknown"),
         (["run", "numbers", "--seeds", "0"], "seeds=0"),
         (["run", "numbers", "--until", "0"], "until=0"),
+        (["run", "numbers", "--eval-every", "0"], "eval_every=0"),
         (["report", "nowhere"], "nowhere holds no results"),
     ],
 )

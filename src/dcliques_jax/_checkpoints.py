@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dcliques_jax import _files
 from dcliques_jax._checks import checksum
 from dcliques_jax._devices import of_first_process
 from dcliques_jax._programs import SimulationState
@@ -138,9 +139,8 @@ def _remembered(directory: pathlib.Path, new: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"checkpoint_dir={str(directory)!r} holds {others[0]} but no {_NAME}: pass a new or empty folder"
         )
-    unfinished = path.with_name(f".{_NAME}.{os.getpid()}")
-    unfinished.write_text(json.dumps(new, indent=1))
-    unfinished.replace(path)
+    with _files.replacing(path) as file:
+        file.write(json.dumps(new, indent=1).encode())
     return new
 
 

@@ -11,13 +11,12 @@ import os
 import pathlib
 import threading
 import urllib.parse
-import uuid
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dcliques_jax import _checks
+from dcliques_jax import _checks, _files
 
 _INSTALL = "pip install 'dcliques_jax[tfds]'"
 _SPLITS = ("train", "test")
@@ -98,15 +97,10 @@ def read_cache(path: pathlib.Path, key: bytes) -> Arrays:
 
 def write_cache(path: pathlib.Path, key: bytes, arrays: Arrays) -> None:
     """Keeps decoded arrays for the next time, where the folder can be written to; no reader sees half a file."""
-    unfinished = path.with_suffix(f".{uuid.uuid4().hex}.unfinished")
     with contextlib.suppress(OSError):
         path.parent.mkdir(exist_ok=True)
-        try:
-            with unfinished.open("wb") as file:
-                np.savez(file, allow_pickle=False, checksum=_checks.checksum(key, *arrays), **arrays._asdict())
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with _files.replacing(path) as file:
+            np.savez(file, allow_pickle=False, checksum=_checks.checksum(key, *arrays), **arrays._asdict())
 
 
 def _imported(module: str, purpose: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from dcliques_jax import _files
 from dcliques_jax.topologies import Topology
 
 
@@ -122,14 +123,8 @@ class Result:
                     arrays[f"topology/{number}/{name}"] = array
         about = {"provenance": self.provenance, "topologies": [graph.name for graph in graphs], "several": several}
         arrays["about"] = np.array(json.dumps(about))
-        target = pathlib.Path(path)
-        unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            with unfinished.open("wb") as file:
-                np.savez_compressed(file, **arrays)
-            unfinished.replace(target)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with _files.replacing(pathlib.Path(path)) as file:
+            np.savez_compressed(file, **arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Result":

@@ -71,7 +71,7 @@ def within(first: str, second: str, *, points: float, since: float) -> Claim:
         if not late.any():
             return Verdict(None, f"run for {a.epoch[-1]:g} epochs only")
         apart = np.abs(a.accuracy[:, late].mean(axis=2) - b.accuracy[:, late].mean(axis=2)).max(axis=1)
-        return _verdict(points - apart, f"at most {apart.mean():.2f} points apart")
+        return _verdict(points - apart, f"at most {apart.max():.2f} points apart")
 
     return Claim(f'"{first}" is within {_points(points)} of "{second}" from epoch {since:g} on', judge)
 

@@ -27,6 +27,7 @@ from dcliques_jax.paper.settings import TASKS, Setting
 
 _WIRINGS = {"fully_connected": "fully connected", "small_world": "small world", "fractal": "fractal", "ring": "ring"}
 _MOMENTUM = {"mnist": 0.0, "cifar10": 0.9}  # what the paper trains with, unless it says otherwise
+_CLOSE = {"mnist": 1, "cifar10": 3}  # points apart
 _SKEWS = {"shards": "two shards a node", "one_class": "one class a node"}
 
 
@@ -107,13 +108,19 @@ def _match_fully_connected(figure: str, task: str, partition: str) -> Experiment
         "D-Cliques": _best(task, partition=partition),
     }
     claims = [
-        within("D-Cliques", "fully connected", points={"mnist": 1, "cifar10": 3}[task], since=10),
+        within("D-Cliques", "fully connected", points=_CLOSE[task], since=10),
         no_wider("D-Cliques", "fully connected", points={"mnist": 1, "cifar10": 5}[task]),
     ]
     beside = {}
     if task == "mnist":
         beside = {label: Setting(task, label, partition) for label in ("ring", "grid")}
         claims += [claim("D-Cliques", label) for label in beside for claim in (faster, narrower)]
+    if partition == "shards":
+        beside["1 node"] = _best(task, num_nodes=1)
+        claims.append(faster("fully connected", "1 node"))
+    else:
+        beside["D-Cliques, two shards"] = _best(task)
+        claims.append(within("D-Cliques", "D-Cliques, two shards", points=_CLOSE[task], since=10))
     title = f"{TASKS[task].title}: D-Cliques converge like a fully connected network"
     return Experiment(title, figure, {TASKS[task].title: curves}, claims, beside)
 
@@ -126,6 +133,7 @@ def _clique_averaging(figure: str, partition: str) -> Experiment:
     if partition == "one_class":
         beside = {f"{label}, two shards": s._replace(partition="shards") for label, s in curves.items()}
         claims.append(gains_more(pair, ("with Clique Averaging, two shards", "without, two shards")))
+        claims.append(within(pair[0], "with Clique Averaging, two shards", points=_CLOSE["mnist"], since=10))
     title = "MNIST: Clique Averaging narrows the band and speeds convergence up a little"
     return Experiment(title, figure, {"MNIST": curves}, claims, beside, lowest=89)
 
@@ -151,6 +159,7 @@ def _clique_averaging_and_momentum(figure: str, partition: str) -> Experiment:
         two = plain._replace(partition="shards", momentum=0.9)
         beside = {"averaging, with momentum, two shards": two._replace(averaging=True), "momentum, two shards": two}
         claims.append(gains_more((best, "with momentum"), tuple(beside)))  # type: ignore[arg-type]
+        claims.append(within(best, f"{best}, two shards", points=_CLOSE["cifar10"], since=10))
     title = "CIFAR-10: momentum hurts without Clique Averaging and helps with it"
     return Experiment(title, figure, panels, claims, beside)
 
@@ -175,6 +184,7 @@ def _random_graph(figure: str, task: str, partition: str) -> Experiment:
             *(faster("D-Cliques", other) for other in ("random graph", "diverse neighbours")),
             faster("D-Cliques", "diverse neighbours, unbiased gradient", by={"mnist": 0, "cifar10": 2}[task]),
             narrower("D-Cliques", "diverse neighbours, unbiased gradient"),
+            narrower("D-Cliques, no averaging", "diverse neighbours"),
         ]
     title = f"{TASKS[task].title}: D-Cliques converge faster than random graphs of as many edges"
     return Experiment(title, figure, {TASKS[task].title: curves}, claims, beside)
@@ -184,17 +194,16 @@ def _thousand_nodes(figure: str, task: str, partition: str) -> Experiment:
     ideal = _baseline(task, partition=partition, num_nodes=1000)
     wired = {label: _best(task, partition=partition, num_nodes=1000, inter=inter) for inter, label in _WIRINGS.items()}
     panels = {
-        "Linear": {"fully connected network": ideal, "fractal": wired["fractal"], "ring": wired["ring"]},
+        "Linear": {"all nodes connected": ideal, "fractal": wired["fractal"], "ring": wired["ring"]},
         "Super- and quasi-linear": {
-            "fully connected network": ideal,
+            "all nodes connected": ideal,
             "fully connected": wired["fully connected"],
             "small world": wired["small world"],
         },
     }
-    points = {"mnist": 1, "cifar10": 3}[task]
     claims = [
-        within("fully connected", "fully connected network", points=points, since=10),
-        within("small world", "fully connected", points=points, since=10),
+        within("fully connected", "all nodes connected", points=_CLOSE[task], since=10),
+        within("small world", "fully connected", points=_CLOSE[task], since=10),
         faster("fractal", "ring", by=1),
         faster("small world", "fractal"),
     ]
@@ -227,6 +236,7 @@ def _edge_removal(figure: str, task: str, partition: str) -> Experiment:
         claims = [
             faster(full, "full cliques", by=5),
             within("5 edges removed", "full cliques", points=5, since=10),
+            no_wider("5 edges removed", "full cliques", points=5),
             faster(full, "averaging, 1 edge removed"),
             faster(full, five, by=2),
             narrower(full, five, factor=1.5),
@@ -262,7 +272,7 @@ def _numbers_of_nodes(figure: str, task: str) -> Experiment:
         }
         for inter, label in _WIRINGS.items()
     }
-    points = {"mnist": 1, "cifar10": 3}[task]
+    points = _CLOSE[task]
     claims = [
         within("100 nodes, fully connected", "10 nodes", points=points, since=10),
         within("1000 nodes, fully connected", "100 nodes, fully connected", points=2 * points, since=10),
@@ -275,10 +285,18 @@ def _numbers_of_nodes(figure: str, task: str) -> Experiment:
         claims[:0] = [
             reaches("1 node", 92.5, points=0.5, at=100),
             within("10 nodes", "1 node", points=1, since=10),
-            *(within(f"100 nodes, {label}", "10 nodes", points=1, since=10) for label in ("small world", "ring")),
+            *(
+                within(f"100 nodes, {label}", "10 nodes", points=1, since=10)
+                for label in ("small world", "fractal", "ring")
+            ),
         ]
     else:
-        claims[:0] = [faster("10 nodes", "1 node"), faster("100 nodes, fully connected", "100 nodes, ring", by=1)]
+        claims[:0] = [
+            faster("10 nodes", "1 node"),
+            faster("100 nodes, fully connected", "100 nodes, ring", by=1),
+            within("100 nodes, fractal", "100 nodes, fully connected", points=points, since=10),
+            faster("1000 nodes, fully connected", "1000 nodes, small world"),
+        ]
     title = f"{TASKS[task].title}: from 1 to 1000 nodes with each wiring of cliques"
     return Experiment(title, figure, panels, claims)
 

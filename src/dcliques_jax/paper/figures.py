@@ -32,12 +32,12 @@ def _draw_curves(experiment: Experiment, results: Mapping[str, Any]) -> Any:
     figure, axes = _axes(len(panels))
     last = max(result.history.epoch[-1] for result in shown)
     highest = 100 * max(result.history.accuracy.max() for result in shown)
+    lowest = experiment.lowest if highest > experiment.lowest else 0  # runs that were stopped early are below it
     for ax, (title, curves) in zip(axes, panels.items(), strict=True):
         if curves:
             plotting.plot_accuracy(curves, ax=ax)
             ax.legend(fontsize="small", loc="lower right")
-        top = highest + 0.05 * (highest - experiment.lowest)
-        ax.set(title=title, xlim=(0, last), ylim=(experiment.lowest, top))
+        ax.set(title=title, xlim=(0, last), ylim=(lowest, highest + 0.05 * (highest - lowest)))
     return figure
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dcliques_jax import _checks
+from dcliques_jax import _checks, _files
 from dcliques_jax.datasets import Dataset
 from dcliques_jax.paper import figures
 from dcliques_jax.paper.claims import Curve, Verdict, judged
@@ -107,10 +107,10 @@ def run(
     parts = {label: {"folder": runs.folder(part).name} | runs.wanted(part) for label, part in _parts(name).items()}
     config = json.dumps({"experiment": name, **runs.described(), "parts": parts}, indent=1)
     if not (folder / _CONFIG).exists():  # an interrupted run is reported, too, but hides none that was finished
-        (folder / _CONFIG).write_text(config)
+        _remember(config, folder)
     for part in _parts(name).values():
         runs.measure(part)
-    (folder / _CONFIG).write_text(config)
+    _remember(config, folder)
     return _outcome(name, runs)
 
 
@@ -127,6 +127,11 @@ def report(out: str | os.PathLike[str]) -> list[Outcome]:
         outcomes.append(_outcome(name, runs))
     (folder / "report.md").write_text("\n".join(outcome.markdown() for outcome in outcomes))
     return outcomes
+
+
+def _remember(config: str, folder: pathlib.Path) -> None:
+    with _files.replacing(folder / _CONFIG) as file:
+        file.write(config.encode())
 
 
 def _parts(name: str) -> dict[str, Any]:

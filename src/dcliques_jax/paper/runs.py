@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 import shutil
 import time
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dcliques_jax import _checks, cliques
+from dcliques_jax import _checks, _files, cliques
 from dcliques_jax._provenance import surroundings, versions
 from dcliques_jax._simulate import simulate
 from dcliques_jax.datasets import Dataset
@@ -63,6 +62,9 @@ class Runs:
         self.out, self.scale, self.until, self.resume, self.progress = out, scale, until, resume, progress
         self.seeds = list(range(_checks.integer("seeds", seeds, 1)))
         self._datasets = dict(datasets or {})
+        for name in ("eval_every", "eval_nodes", "eval_examples"):
+            if getattr(scale, name) is not None:
+                _checks.integer(name, getattr(scale, name), 1)
 
     def dataset(self, task: str) -> Dataset:
         """A data set by the name of its task, loaded once."""
@@ -133,9 +135,8 @@ class Runs:
         ]
         folder = self.folder(study)
         folder.mkdir(parents=True, exist_ok=True)
-        unfinished = folder / f".{os.getpid()}.npz"
-        np.savez_compressed(unfinished, skew=np.stack(skews))
-        unfinished.replace(folder / "measured.npz")
+        with _files.replacing(folder / "measured.npz") as file:
+            np.savez_compressed(file, skew=np.stack(skews))
         return np.stack(skews)
 
     def _train(self, setting: Setting, last: int, seconds_before: float) -> Result:
@@ -152,6 +153,7 @@ class Runs:
             **{name: wanted[name] for name in ("epochs", "batch_size", "eval_every", "eval_nodes", "eval_examples")},
             seeds=self.seeds,
             on_evaluation=lambda record: record.epoch >= last,
+            on_nonfinite="warn",  # what diverges is a result, too
             checkpoint_dir=folder / "checkpoint",
             progress=self.progress,
         )
