@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
         """How much was run."""
         results = self._results
         if not results:
-            return []
+            return sorted({f"Experiments: {len(skews)}." for skews in self.measured.values()})
 
         def told(counts: Iterable[tuple[float, int]]) -> str:
             return ", ".join(f"{part:,g} of {whole:,}" for part, whole in sorted(set(counts)))
