@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcliques_jax import _tfds, datasets
+from dcliques_jax import _published, _tfds, datasets
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -166,16 +166,16 @@ def test_mnist_by_tfds_is_mnist_from_files(tfds, monkeypatch, tmp_path):
         return [{"image": images[index], "label": labels[index]} for index in order]
 
     content = b"".join(part.astype(np.uint8).tobytes() for part in published)
-    monkeypatch.setattr(datasets, "_MNIST_BYTES_MD5", hashlib.md5(content).hexdigest())
-    monkeypatch.setattr(datasets, "_published_files", lambda *_: None)
-    monkeypatch.setattr(datasets, "_read_mnist", lambda _: published)
+    monkeypatch.setattr(_published, "MNIST_BYTES_MD5", hashlib.md5(content).hexdigest())
+    monkeypatch.setattr(_published, "_contents", lambda *_: None)
+    monkeypatch.setattr(_published, "_read_mnist", lambda _: published)
     monkeypatch.delenv("DCLIQUES_DATA_DIR", raising=False)
     with tfds.testing.mock_data(as_data_source_fn=source):
         one, other = datasets.mnist(), datasets.mnist(tmp_path)
         np.testing.assert_array_equal(one.train_inputs, other.train_inputs)
         np.testing.assert_array_equal(one.validation_inputs, other.validation_inputs)
         assert one.checksum == other.checksum
-        monkeypatch.setattr(datasets, "_MNIST_BYTES_MD5", "0" * 32)
+        monkeypatch.setattr(_published, "MNIST_BYTES_MD5", "0" * 32)
         with pytest.raises(ValueError, match="prepared as mnist does not hold what was published"):
             datasets.mnist()
 
