@@ -195,6 +195,9 @@ def test_curves_are_compared_where_both_were_evaluated():
     rarely = Curve(np.array([0.0, 5, 10]), np.array([0.0, 50, 100])[None, :, None])
     assert claims.within("a", "b", points=0.1, since=0).judge({"a": often, "b": rarely}).holds is True
     assert claims.faster("a", "b").judge({"a": often, "b": rarely}).holds is False
+    # A gain of 4 after one epoch is more than one of 1, whatever the other becomes in the tenth.
+    curves = {"a": curve(0, 9), "b": curve(0, 5), "c": curve(0, 8, *[99] * 9), "d": curve(0, 7, *[1] * 9)}
+    assert claims.gains_more(("a", "b"), ("c", "d")).judge(curves).holds is True
 
 
 # Folders

@@ -113,8 +113,7 @@ def gains_more(gain: tuple[str, str], than: tuple[str, str]) -> Claim:
     """What a curve is faster than another by exceeds what a third is faster than a fourth by."""
 
     def judge(curves: Mapping[str, Curve]) -> Verdict:
-        gains = [[curve.speed() for curve in _together(curves, *pair)] for pair in (gain, than)]
-        (a, b), (c, d) = gains
+        a, b, c, d = (curve.speed() for curve in _together(curves, *gain, *than))
         return _verdict((a - b) - (c - d), f"{(a - b).mean():.2f} against {(c - d).mean():.2f} points")
 
     return Claim(f'"{gain[0]}" gains more on "{gain[1]}" than "{than[0]}" on "{than[1]}"', judge)
