@@ -1,4 +1,7 @@
-"""Puts what `python -m dcliques_jax.paper` measured into the documentation: python docs/gallery.py FOLDER."""
+"""Puts what `python -m dcliques_jax.paper` measured into the documentation: python docs/gallery.py FOLDER.
+
+Experiments that the folder does not hold stay as they are: those of MNIST and CIFAR-10 need not be run on one machine.
+"""
 
 import pathlib
 import shutil
@@ -6,18 +9,18 @@ import sys
 
 import dcliques_jax as dc
 
+GALLERY = pathlib.Path(__file__).parent / "paper"
+
 
 def main(results):
-    target = pathlib.Path(__file__).parent / "paper"
-    outcomes = dc.paper.report(results)
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir()
-    pages = []
-    for outcome in outcomes:
-        pages.append(outcome.markdown().replace(f"({outcome.name}/figure.png)", f"({outcome.name}.png)"))
+    report = GALLERY / "report.md"
+    pages = {page.split("\n", 1)[0]: f"## {page}" for page in report.read_text().split("## ")[1:]}
+    for outcome in dc.paper.report(results):
+        page = outcome.markdown().replace(f"({outcome.name}/figure.png)", f"({outcome.name}.png)")
+        pages[outcome.name] = f"{page}\n"
         if (figure := outcome.folder / "figure.png").exists():
-            shutil.copy(figure, target / f"{outcome.name}.png")
-    (target / "report.md").write_text("\n".join(pages))
+            shutil.copy(figure, GALLERY / f"{outcome.name}.png")
+    report.write_text("".join(pages[name] for name in dc.paper.EXPERIMENTS if name in pages).rstrip("\n") + "\n")
 
 
 if __name__ == "__main__":

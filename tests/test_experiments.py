@@ -80,6 +80,12 @@ def test_the_network_of_the_paper_trains(tmp_path, monkeypatch):
     assert result.history.round.tolist() == [0, 2]
 
 
+def test_some_examples_of_one_task_and_all_of_another_are_evaluated(tmp_path):
+    runs = Runs(tmp_path, TINY._replace(eval_examples={"cifar10": 7}), 1, until=1)
+    found = {task: runs.measure(Setting(task, num_nodes=10)).history.eval_examples for task in TASKS}
+    assert {task: examples.shape for task, examples in found.items()} == {"mnist": (1, 40), "cifar10": (1, 7)}
+
+
 def test_batches_are_those_of_the_paper(monkeypatch):
     monkeypatch.undo()
     sizes = {(task, n): Setting(task, num_nodes=n).batch_size for task in TASKS for n in (1, 10, 100, 1000)}
@@ -120,6 +126,14 @@ def test_claims_are_about_what_is_run(name):
     assert asked <= set(experiment.parts)
     beside = set(experiment.beside) if isinstance(experiment, Experiment) else set()
     assert beside <= asked
+
+
+@pytest.mark.parametrize("name", [name for name, e in EXPERIMENTS.items() if isinstance(e, Experiment)])
+def test_quick_runs_are_long_enough_for_claims(name):
+    experiment, epochs = EXPERIMENTS[name], paper.SCALES["quick"].epochs
+    measured = {label: curve(*np.ones(epochs[part.task] + 1)) for label, part in experiment.parts.items()}
+    untold = [claim.text for claim in experiment.claims if judged(claim, measured).holds is None]
+    assert all("at epoch 100" in text for text in untold)
 
 
 # Claims, both ways
@@ -352,6 +366,7 @@ def test_all_experiments_are_listed(capsys):
         (["run", "numbers", "--seeds", "0"], "seeds=0"),
         (["run", "numbers", "--until", "0"], "until=0"),
         (["run", "numbers", "--eval-every", "0"], "eval_every=0"),
+        (["run", "numbers", "--eval-examples", "0"], "eval_examples=0"),
         (["report", "nowhere"], "nowhere holds no results"),
     ],
 )

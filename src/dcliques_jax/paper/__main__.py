@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dcliques_jax import _checks
 from dcliques_jax.paper import EXPERIMENTS, SCALES, report, run
+from dcliques_jax.paper.settings import TASKS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +50,9 @@ def _list(_: argparse.Namespace) -> int:
 
 
 def _run(asked: argparse.Namespace) -> int:
-    given = {name: getattr(asked, name) for name in ("eval_every", "eval_nodes", "eval_examples")}
+    given = {"eval_every": asked.eval_every, "eval_nodes": asked.eval_nodes}
+    if asked.eval_examples is not None:
+        given["eval_examples"] = dict.fromkeys(TASKS, asked.eval_examples)
     scale = SCALES[asked.scale]._replace(**{name: value for name, value in given.items() if value is not None})
     names = tuple(EXPERIMENTS) if asked.names == ["all"] else asked.names
     for name in names:  # before the first of them has run for hours

@@ -36,7 +36,8 @@ def _draw_curves(experiment: Experiment, results: Mapping[str, Any]) -> Any:
     for ax, (title, curves) in zip(axes, panels.items(), strict=True):
         if curves:
             plotting.plot_accuracy(curves, ax=ax)
-            ax.legend(fontsize="small", loc="lower right")
+            ax.legend(fontsize="small")
+            ax.xaxis.get_major_locator().set_params(integer=True)
         ax.set(title=title, xlim=(0, last), ylim=(lowest, highest + 0.05 * (highest - lowest)))
     return figure
 

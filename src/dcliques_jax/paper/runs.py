@@ -24,13 +24,16 @@ class Scale(NamedTuple):
     epochs: Mapping[str, int]  # by task
     eval_every: int | None = None  # epochs; None: 1, and 5 on more than 100 nodes
     eval_nodes: int | None = None  # None: all
-    eval_examples: int | None = None  # None: all test examples
+    eval_examples: Mapping[str, int] | None = None  # by task; all test examples of those that are not named
     experiments: int = 100  # in which Greedy Swap is watched
 
 
 SCALES = {
     "full": Scale({"mnist": 100, "cifar10": 100}),
-    "quick": Scale({"mnist": 20, "cifar10": 4}, eval_every=1, eval_nodes=100, eval_examples=500, experiments=10),
+    # Long enough for every claim but those of epoch 100; evaluating a network on all examples would take longer still.
+    "quick": Scale(
+        {"mnist": 20, "cifar10": 10}, eval_every=2, eval_nodes=100, eval_examples={"cifar10": 1000}, experiments=10
+    ),
 }
 
 
@@ -62,9 +65,11 @@ class Runs:
         self.out, self.scale, self.until, self.resume, self.progress = out, scale, until, resume, progress
         self.seeds = list(range(_checks.integer("seeds", seeds, 1)))
         self._datasets = dict(datasets or {})
-        for name in ("eval_every", "eval_nodes", "eval_examples"):
-            if getattr(scale, name) is not None:
-                _checks.integer(name, getattr(scale, name), 1)
+        counts = [("eval_every", scale.eval_every), ("eval_nodes", scale.eval_nodes)]
+        counts += [("eval_examples", count) for count in (scale.eval_examples or {}).values()]
+        for name, count in counts:
+            if count is not None:
+                _checks.integer(name, count, 1)
 
     def dataset(self, task: str) -> Dataset:
         """A data set by the name of its task, loaded once."""
@@ -82,7 +87,8 @@ class Runs:
         if isinstance(part, SkewStudy):
             return {**part._asdict(), "experiments": self.scale.experiments}
         length = {"epochs": self.scale.epochs[part.task], "eval_every": self._eval_every(part)}
-        evaluated = {"eval_nodes": self._eval_nodes(part), "eval_examples": self.scale.eval_examples}
+        examples = (self.scale.eval_examples or {}).get(part.task)
+        evaluated = {"eval_nodes": self._eval_nodes(part), "eval_examples": examples}
         return {**part._asdict(), "batch_size": part.batch_size, **length, **evaluated, "seeds": self.seeds}
 
     def found(self, part: Setting | SkewStudy) -> Any:
