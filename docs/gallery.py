@@ -9,19 +9,17 @@ import sys
 
 import dcliques_jax as dc
 
-GALLERY = pathlib.Path(__file__).parent / "paper"
 
-
-def main(results):
-    report = GALLERY / "report.md"
-    pages = {page.split("\n", 1)[0]: f"## {page}" for page in report.read_text().split("## ")[1:]}
+def main(results, gallery):
+    report = gallery / "report.md"
+    pages = {page.split("\n", 1)[0]: f"## {page.strip()}" for page in report.read_text().split("## ")[1:]}
     for outcome in dc.paper.report(results):
         page = outcome.markdown().replace(f"({outcome.name}/figure.png)", f"({outcome.name}.png)")
-        pages[outcome.name] = f"{page}\n"
+        pages[outcome.name] = page.strip()
         if (figure := outcome.folder / "figure.png").exists():
-            shutil.copy(figure, GALLERY / f"{outcome.name}.png")
-    report.write_text("".join(pages[name] for name in dc.paper.EXPERIMENTS if name in pages).rstrip("\n") + "\n")
+            shutil.copy(figure, gallery / f"{outcome.name}.png")
+    report.write_text("\n\n".join(pages[name] for name in dc.paper.EXPERIMENTS if name in pages) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], pathlib.Path(__file__).parent / "paper")

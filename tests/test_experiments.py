@@ -3,6 +3,9 @@
 import csv
 import functools
 import json
+import pathlib
+import re
+import runpy
 
 import numpy as np
 import pytest
@@ -345,6 +348,24 @@ def test_the_stated_numbers_are_met(tmp_path):
     outcome = paper.run("numbers", out=tmp_path)
     assert all(verdict.holds for verdict in outcome.verdicts.values())
     assert len(outcome.verdicts) == 7
+
+
+def test_the_gallery_keeps_what_was_not_run_again(tmp_path):
+    gallery = tmp_path / "gallery"
+    gallery.mkdir()
+    (gallery / "report.md").write_text("## skew-steps\n\nKept.\n\n## numbers\n\nOld.\n\n## iid-vs-skew\n\nKept, too.\n")
+    for name in ("numbers", "skew-histogram"):
+        paper.run(name, scale=TINY, out=tmp_path)
+    script = pathlib.Path(__file__).parent.parent / "docs" / "gallery.py"
+    runpy.run_path(str(script))["main"](tmp_path, gallery)
+    report = (gallery / "report.md").read_text()
+    headings = re.findall("^## (.*)$", report, re.MULTILINE)
+    assert headings == ["numbers", "iid-vs-skew", "skew-histogram", "skew-steps"]  # as in the paper
+    assert report.endswith("## skew-steps\n\nKept.\n")
+    assert "Old." not in report
+    assert "\n\n## iid-vs-skew\n\nKept, too.\n\n" in report
+    assert "](skew-histogram.png)" in report
+    assert [path.name for path in gallery.glob("*.png")] == ["skew-histogram.png"]
 
 
 def test_skews_are_studied_in_many_experiments(tmp_path):
