@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
     def __str__(self) -> str:
         experiment = EXPERIMENTS[self.name]
         lines = [f"{self.name} ({experiment.figure}): {experiment.title}", *self._extent()]
-        return "\n".join([*lines, *(f"  {verdict}\n      {claim}" for claim, verdict in self.verdicts.items())])
+        return "\n".join([*lines, *(f"  {claim}\n      {verdict}" for claim, verdict in self.verdicts.items())])
 
     @property
     def _results(self) -> list[Result]:
