@@ -396,3 +396,24 @@ def test_wrong_arguments_are_named(arguments, message, tmp_path, capsys, monkeyp
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+# What paired comparisons need
+
+
+def test_finished_runs_are_evaluated_on_all_test_examples(tmp_path):
+    setting, scale = Setting("mnist", num_nodes=10), TINY._replace(eval_examples={"mnist": 7})
+    runs = Runs(tmp_path, scale, 2, first_seed=3, init="averaged")
+    result = runs.measure(setting)
+    assert result.provenance["seeds"] == [3, 4]
+    assert result.provenance["init"] == "averaged"
+    with np.load(runs.folder(setting) / "final.npz") as final:
+        assert final["nodes_right"].shape == (2, 40)
+        np.testing.assert_allclose(final["nodes_right"].sum(axis=1) / 400, final["accuracy"].mean(axis=1), rtol=1e-6)
+        seen = np.take_along_axis(final["nodes_right"], result.history.eval_examples, axis=1)
+    np.testing.assert_array_equal(seen, result.history.nodes_right[:, -1])
+
+
+def test_runs_of_other_initial_models_are_kept_apart(tmp_path):
+    shared, averaged = (Runs(tmp_path, TINY, 1, init=init) for init in ("shared", "averaged"))
+    assert shared.folder(Setting("mnist")) != averaged.folder(Setting("mnist"))

@@ -458,3 +458,23 @@ def test_an_algorithm_s_own_arrays_keys_and_numbers_survive(reorder, tmp_path):
     assert not table.is_deleted()
     jax.tree.map(np.testing.assert_array_equal, results[0].params, results[1].params)
     assert results[0].history.loss[-1].mean() < results[0].history.loss[0].mean()
+
+
+# Beside accuracies
+
+
+def test_the_mean_model_and_the_nodes_that_are_right_are_measured():
+    dataset = datasets.synthetic(num_train=200, num_test=30, seed=2)
+    data = partitions.shards(dataset, 10, seed=2)
+    result = simulate(topologies.ring(10), data, epochs=2, eval_nodes=4, eval_examples=20, progress=False)
+    chosen = result.history.eval_examples
+    inputs, labels = dataset.test_inputs[chosen], dataset.test_labels[chosen]
+    apply = models.as_model(models.logistic_regression()).apply
+
+    def right(params):
+        return np.asarray(apply(params, inputs)).argmax(axis=1) == labels
+
+    nodes = [jax.tree.map(lambda leaf, node=node: leaf[node], result.params) for node in result.history.eval_nodes]
+    mean_model = jax.tree.map(lambda leaf: np.mean(leaf, axis=0), result.params)
+    np.testing.assert_array_equal(result.history.nodes_right[-1], np.sum([right(node) for node in nodes], axis=0))
+    np.testing.assert_allclose(result.history.mean_model_accuracy[-1], right(mean_model).mean(), rtol=1e-6)

@@ -100,6 +100,17 @@ def consensus_distance(params: Any, used: jax.Array) -> jax.Array:
     return jnp.sqrt(sum(map(mean_square, jax.tree.leaves(params)), start=jnp.zeros(())))
 
 
+def mean_model(params: Any, used: jax.Array) -> Any:
+    """The mean over the places of all devices that are used, `[places]`."""
+    count = jax.lax.psum(used.sum(), AXIS)
+
+    def mean(leaf: jax.Array) -> jax.Array:
+        mask = used.reshape(-1, *[1] * (leaf.ndim - 1))
+        return jax.lax.psum(jnp.where(mask, leaf, 0).sum(axis=0), AXIS) / count.astype(leaf.dtype)
+
+    return jax.tree.map(mean, params)
+
+
 def of_first_process(value: int) -> int:
     """The number, or truth value, of the first of all processes."""
     if jax.process_count() == 1:

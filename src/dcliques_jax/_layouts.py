@@ -234,7 +234,7 @@ def make_examples(layout: Layout) -> Examples:
 class Evaluated(NamedTuple):
     """Which places are evaluated."""
 
-    places: jax.Array | None  # [runs, ..] of each device, as many for each; None: all
+    places: jax.Array | None  # [runs, ..] of each device, as many for each, -1 for none; None: all
     found: np.ndarray  # [runs, eval_nodes] where each node is among all that are evaluated
 
 
@@ -247,7 +247,7 @@ def make_evaluated(layout: Layout, plan: Plan) -> Evaluated:
     device, row = np.divmod(places, per_device)
     turn = np.stack([_placements.turns(run) for run in device])
     most = turn.max() + 1
-    chosen = np.zeros((len(places), num_devices, most), np.int32)
+    chosen = np.full((len(places), num_devices, most), -1, np.int32)
     chosen[np.arange(len(places))[:, None], device, turn] = row
     chosen = chosen.reshape(len(places), -1)
     if layout.mesh is None:

@@ -16,7 +16,7 @@ from dcliques_jax.datasets import Dataset
 from dcliques_jax.partitions import PartitionedDataset
 from dcliques_jax.topologies import Topology
 
-_INITS = ("shared", "averaged", "independent")
+INITS = ("shared", "averaged", "independent")
 _BATCH_SHARE = 128 / 500  # of a node's examples: the paper's batch size for MNIST on 100 nodes, and 13 on 1000
 
 
@@ -191,7 +191,7 @@ def check_fit(run: Run, parts: Parts) -> Any:
     if getattr(losses, "shape", None) != (2,):
         raise ValueError(f"loss_fn returns {losses} for two examples: it must return one loss an example, not a mean")
     if isinstance(init, str):
-        _checks.choice("init", init, _INITS)
+        _checks.choice("init", init, INITS)
     elif _shapes(init) != _shapes(params):
         raise ValueError(f"init has leaves {_shapes(init)}, but one node's parameters are {_shapes(params)}")
     elif not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(init)):

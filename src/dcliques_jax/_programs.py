@@ -81,6 +81,8 @@ class Evaluation(NamedTuple):
     accuracy: Any  # [runs, evaluated places]
     loss: Any  # [runs, evaluated places]
     consensus_distance: Any  # [runs]
+    mean_model_accuracy: Any  # [runs] of the mean of all models
+    nodes_right: Any  # [runs, chunks, chunk] how many of the evaluated nodes are right on each example
     finite: Any  # [runs, places] whether all parameters of a node are finite
 
 
@@ -196,30 +198,38 @@ def evaluate(
     *,
     mesh: Mesh | None = None,
 ) -> Evaluation:
-    """Evaluates all places, or those `evaluated` `[runs, ..]` of each device; on the examples `chunks` of each run.
+    """Evaluates all places, or those `evaluated` `[runs, ..]` of each device, -1 for none; on the examples `chunks` of each run.
 
     `nodes` are those of `Data`; see `metrics.evaluate`.
     """
 
     def all_runs(params: Params, nodes: Any, evaluated: Any, chunks: jax.Array, inputs: Any, labels: Any) -> Evaluation:
         def one_run(params: Params, nodes: jax.Array, evaluated: jax.Array | None, chunks: jax.Array) -> Evaluation:
-            def of_node(params: Params) -> tuple[jax.Array, jax.Array]:
+            def of_node(params: Params) -> tuple[jax.Array, jax.Array, jax.Array]:
                 return metrics.evaluate(apply.value, params, inputs, labels, chunks, loss_fn=loss_fn.value)
 
             chosen = params if evaluated is None else jax.tree.map(lambda leaf: leaf[evaluated], params)
-            accuracy, loss = over_nodes(of_node)(chosen)
+            accuracy, loss, right = over_nodes(of_node)(chosen)
+            used = nodes >= 0
+            counted = used if evaluated is None else evaluated >= 0
+            nodes_right = jnp.where(counted[:, None, None], right, False).sum(axis=0)
             # Without a mesh no place is empty, and a run is spared what that would cost.
-            distance = (
-                metrics.consensus_distance(params) if mesh is None else _devices.consensus_distance(params, nodes >= 0)
-            )
-            return Evaluation(accuracy, loss, distance, metrics.finite_nodes(params))
+            if mesh is None:
+                distance = metrics.consensus_distance(params)
+                mean_model = jax.tree.map(lambda leaf: leaf.mean(axis=0), params)
+            else:
+                distance = _devices.consensus_distance(params, used)
+                mean_model = _devices.mean_model(params, used)
+                nodes_right = jax.lax.psum(nodes_right, _devices.AXIS)
+            finite = metrics.finite_nodes(params)
+            return Evaluation(accuracy, loss, distance, of_node(mean_model)[0], nodes_right, finite)
 
         return over_runs(one_run)(params, nodes, evaluated, chunks)
 
     places = nodes.shape[1]
     in_parts = PartitionSpec(None, _devices.AXIS)
     in_specs = (_devices.specs(params, places), in_parts, in_parts, _ALL, _ALL, _ALL)
-    out_specs = Evaluation(in_parts, in_parts, _ALL, in_parts)
+    out_specs = Evaluation(in_parts, in_parts, _ALL, _ALL, _ALL, in_parts)
     lifted = on_devices(all_runs, mesh, in_specs, out_specs)
     return everywhere(lifted(params, nodes, evaluated, chunks, inputs, labels), mesh)
 

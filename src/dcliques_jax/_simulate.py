@@ -186,6 +186,7 @@ def _train(layout: Layout, plan: Plan, watch: Watch, checkpoints: Checkpoints) -
                 accuracy=_picked(evaluation.accuracy, evaluated.found),
                 loss=_picked(evaluation.loss, evaluated.found),
                 finite=_picked(evaluation.finite, layout.places),
+                nodes_right=evaluation.nodes_right.reshape(len(runs), -1)[:, : plan.examples(runs[0]).size],
             )
             trouble = _find_trouble(runs, plan, stop, losses, evaluation)
             if trouble and watch.on_nonfinite == "raise":
@@ -236,22 +237,39 @@ def _evaluation(
     runs, parts, mesh = layout.runs, layout.parts, layout.mesh
     dataset, examples = runs[0].data.dataset, [plan.examples(run) for run in runs]
     needed, chosen = np.unique(np.stack(examples), return_inverse=True)
-    one_node = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), rounds.state.params)
-    largest = largest_result(parts.model.apply, one_node, dataset.test_inputs[:1])
-    count = len(examples[0])
-    chunks = -(-count // int(np.clip(_EVALUATION_BYTES // largest, 1, _EVALUATED_AT_ONCE)))
-    fill = np.full((len(runs), -count % chunks), -1)
-    numbers = np.concatenate([chosen.reshape(len(runs), count), fill], axis=1).reshape(len(runs), chunks, -1)
-    arrays = (numbers.astype(np.int32), dataset.test_inputs[needed], dataset.test_labels[needed])
+    numbers = _in_chunks(chosen.reshape(len(runs), -1), parts.model, rounds.state.params, dataset)
+    arrays = (numbers, dataset.test_inputs[needed], dataset.test_labels[needed])
     test = tuple(_devices.put_everywhere(array, mesh) for array in arrays)
     functions, nodes = (Static(parts.model.apply), Static(parts.loss_fn)), rounds.data.nodes
     return lambda params: _programs.evaluate(*functions, params, nodes, evaluated.places, *test, mesh=mesh)
 
 
+def _in_chunks(examples: np.ndarray, model: models.Model, params: Params, dataset: Dataset) -> np.ndarray:
+    """Numbers of examples `[runs, count]` in chunks that bound the memory of one node, `[runs, chunks, chunk]`."""
+    one_node = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), params)
+    largest = largest_result(model.apply, one_node, dataset.test_inputs[:1])
+    chunks = -(-examples.shape[1] // int(np.clip(_EVALUATION_BYTES // largest, 1, _EVALUATED_AT_ONCE)))
+    filled = np.pad(examples, ((0, 0), (0, -examples.shape[1] % chunks)), constant_values=-1)
+    return filled.reshape(len(examples), chunks, -1).astype(np.int32)
+
+
+def evaluate_on_all(model: models.Model, params: Params, dataset: Dataset) -> Evaluation:
+    """Evaluates models `[runs, nodes, ...]` on all test examples."""
+    num_runs, num_nodes = jax.tree.leaves(params)[0].shape[:2]
+    count = len(dataset.test_labels)
+    nodes, examples = (np.tile(np.arange(number, dtype=np.int32), (num_runs, 1)) for number in (num_nodes, count))
+    chunks = _in_chunks(examples, model, params, dataset)
+    functions = Static(model.apply), Static(metrics.cross_entropy)
+    found: Evaluation = jax.device_get(
+        _programs.evaluate(*functions, params, nodes, None, chunks, dataset.test_inputs, dataset.test_labels)
+    )
+    return found._replace(nodes_right=found.nodes_right.reshape(num_runs, -1)[:, :count])
+
+
 def _record(plan: Plan, last: int, evaluation: Evaluation, losses: np.ndarray, counts: np.ndarray) -> Record:
-    accuracy, loss, consensus_distance, _ = evaluation
+    accuracy, loss, *of_all, _ = evaluation
     train_loss = np.stack([_mean_over_examples(*run) for run in zip(losses, counts, strict=True)])
-    return Record(last, last / plan.rounds_per_epoch, accuracy, loss, train_loss, consensus_distance)
+    return Record(last, last / plan.rounds_per_epoch, accuracy, loss, train_loss, *of_all)
 
 
 def _told(watch: Watch, record: Record) -> bool:
@@ -291,7 +309,7 @@ def _result(runs: list[Run], plan: Plan, parts: Parts, outcomes: list[Outcome], 
     """All runs together, without their axis if the user knows of none."""
     measured = {
         name: [np.stack([getattr(record, name) for record in outcome.records], axis=1) for outcome in outcomes]
-        for name in ("accuracy", "loss", "train_loss", "consensus_distance")
+        for name in Record._fields[2:]
     }
     rounds = np.array([record.round for record in outcomes[0].records])
     history = History(

@@ -48,20 +48,21 @@ def evaluate(
     chunks: jax.Array,
     *,
     loss_fn: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Accuracy and mean loss of one node's model on examples `chunks` `[chunks, chunk]` of `inputs` and `labels`.
 
-    They are streamed a chunk at a time to bound memory. Numbers below 0 only fill up the last chunk.
+    They are streamed a chunk at a time to bound memory. Numbers below 0 only fill up the last chunk. Returns accuracy,
+    loss, and whether the model is right on each example, `[chunks, chunk]`.
     """
 
     def on_chunk(chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
         logits, expected = apply(params, inputs[chosen]), labels[chosen]
         correct, losses = _first_of_largest(logits) == expected, loss_fn(logits, expected)
-        return jnp.where(chosen < 0, False, correct).sum(), jnp.where(chosen < 0, 0, losses).sum()
+        return jnp.where(chosen < 0, False, correct), jnp.where(chosen < 0, 0, losses).sum()
 
     correct, losses = jax.lax.map(on_chunk, chunks)
     count = (chunks >= 0).sum()
-    return correct.sum() / count, losses.sum() / count
+    return correct.sum() / count, losses.sum() / count, correct
 
 
 def _first_of_largest(logits: jax.Array) -> jax.Array:

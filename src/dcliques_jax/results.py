@@ -22,6 +22,8 @@ class Record(NamedTuple):
     loss: np.ndarray  # [eval_nodes] mean test loss
     train_loss: np.ndarray  # [nodes] mean loss of the mini-batches since the last evaluation; NaN before training
     consensus_distance: np.ndarray  # [] sqrt( 1/n sum_i || theta_i - mean theta ||^2 ), over all nodes
+    mean_model_accuracy: np.ndarray  # [] of the mean of all models, on the same test examples
+    nodes_right: np.ndarray  # [eval_examples] how many of the evaluated nodes are right on each
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -37,6 +39,8 @@ class History:
     loss: np.ndarray  # [t, eval_nodes] mean test loss
     train_loss: np.ndarray  # [t, nodes] mean loss of the mini-batches since the last evaluation; NaN at t = 0
     consensus_distance: np.ndarray  # [t] sqrt( 1/n sum_i || theta_i - mean theta ||^2 ), over all nodes
+    mean_model_accuracy: np.ndarray  # [t] of the mean of all models, on the same test examples
+    nodes_right: np.ndarray  # [t, eval_examples] how many of the evaluated nodes are right on each
     eval_nodes: np.ndarray  # the nodes that were evaluated; all, unless simulate(eval_nodes=...) said otherwise
     eval_examples: np.ndarray  # the test examples they were evaluated on; all, likewise
 
@@ -98,6 +102,7 @@ class Result:
             "loss": history.loss.reshape(accuracy.shape),
             "train_loss": np.take_along_axis(train_loss, evaluated[:, None], 2),
             "consensus_distance": history.consensus_distance.reshape(len(accuracy), -1, 1),
+            "mean_model_accuracy": history.mean_model_accuracy.reshape(len(accuracy), -1, 1),
         }
         return pd.DataFrame({name: np.broadcast_to(values, accuracy.shape).ravel() for name, values in columns.items()})
 

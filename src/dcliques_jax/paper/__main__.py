@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from dcliques_jax import _checks
+from dcliques_jax._plans import INITS
 from dcliques_jax.paper import EXPERIMENTS, SCALES, report, run
 from dcliques_jax.paper.settings import TASKS
 
@@ -30,6 +31,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("names", nargs="+", metavar="NAME", help="an experiment, or `all`")
     command.add_argument("--scale", choices=SCALES, default="quick", help="`full` is the paper's (default: quick)")
     command.add_argument("--seeds", type=int, default=1, metavar="K", help="number of seeds (default: 1)")
+    command.add_argument("--first-seed", type=int, default=0, metavar="SEED", help="the first of them (default: 0)")
+    command.add_argument("--init", choices=INITS, default="shared", help="initial models (default: shared)")
     command.add_argument("--out", default="paper-results", metavar="DIR", help="folder (default: paper-results)")
     command.add_argument("--resume", action="store_true", help="go on with what was interrupted")
     command.add_argument("--until", type=int, metavar="EPOCH", help="stop there; --resume goes on another time")
@@ -59,7 +62,8 @@ def _run(asked: argparse.Namespace) -> int:
         _checks.choice("NAME", name, tuple(EXPERIMENTS))
     broken = 0
     for name in names:
-        outcome = run(name, scale=scale, seeds=asked.seeds, out=asked.out, resume=asked.resume, until=asked.until)
+        options = {name: getattr(asked, name) for name in ("seeds", "first_seed", "init", "out", "resume", "until")}
+        outcome = run(name, scale=scale, **options)
         print(f"{outcome}\n  written to {outcome.folder}\n", flush=True)
         broken |= any(verdict.holds is False for verdict in outcome.verdicts.values())
     return broken

@@ -74,6 +74,8 @@ def run(
     *,
     scale: str | Scale = "quick",
     seeds: int = 1,
+    first_seed: int = 0,
+    init: str = "shared",
     out: str | os.PathLike[str] = "paper-results",
     resume: bool = False,
     until: int | None = None,
@@ -89,6 +91,8 @@ def run(
       scale: `"full"` is the paper's setting, `"quick"` trains shorter and evaluates on fewer examples.
       seeds: number of seeds, which are run at once where memory allows. A seed is that of partition, topology, initial
         models and order of examples.
+      first_seed: the first of them; the others follow it.
+      init: the initial models, as in `simulate`.
       out: the folder for everything that is written.
       resume: go on with runs that were interrupted.
       until: stop every run after that many epochs of its length, to go on another time.
@@ -102,7 +106,8 @@ def run(
     if until is not None:
         until = _checks.integer("until", until, 1)
     folder = pathlib.Path(out) / name
-    runs = Runs(pathlib.Path(out), scale, seeds, until=until, resume=resume, datasets=datasets, progress=progress)
+    options = {"first_seed": first_seed, "init": init, "until": until, "resume": resume}
+    runs = Runs(pathlib.Path(out), scale, seeds, datasets=datasets, progress=progress, **options)  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)
     parts = {label: {"folder": runs.folder(part).name} | runs.wanted(part) for label, part in _parts(name).items()}
     config = json.dumps({"experiment": name, **runs.described(), "parts": parts}, indent=1)
@@ -123,7 +128,8 @@ def report(out: str | os.PathLike[str]) -> list[Outcome]:
     outcomes = []
     for name, path in configs.items():
         config = json.loads(path.read_text())
-        runs = Runs(folder, Scale(**config["scale"]), config["seeds"], until=config["until"])
+        told = {name: config[name] for name in ("seeds", "first_seed", "init", "until")}
+        runs = Runs(folder, Scale(**config["scale"]), **told)
         outcomes.append(_outcome(name, runs))
     (folder / "report.md").write_text("\n".join(outcome.markdown() for outcome in outcomes))
     return outcomes

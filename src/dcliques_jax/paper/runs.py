@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dcliques_jax import _checks, _files, cliques
+from dcliques_jax import _checks, _files, cliques, models
 from dcliques_jax._provenance import surroundings, versions
-from dcliques_jax._simulate import simulate
+from dcliques_jax._simulate import evaluate_on_all, simulate
 from dcliques_jax.datasets import Dataset
 from dcliques_jax.paper.settings import CLIQUE_SIZE, TASKS, Setting
 from dcliques_jax.results import Result
@@ -57,13 +57,17 @@ class Runs:
         scale: Scale,
         seeds: int,
         *,
+        first_seed: int = 0,
+        init: str = "shared",
         until: int | None = None,
         resume: bool = False,
         datasets: Mapping[str, Dataset] | None = None,
         progress: bool = True,
     ) -> None:
         self.out, self.scale, self.until, self.resume, self.progress = out, scale, until, resume, progress
-        self.seeds = list(range(_checks.integer("seeds", seeds, 1)))
+        first_seed = _checks.integer("first_seed", first_seed, 0)
+        self.seeds = list(range(first_seed, first_seed + _checks.integer("seeds", seeds, 1)))
+        self.init = init
         self._datasets = dict(datasets or {})
         counts = [("eval_every", scale.eval_every), ("eval_nodes", scale.eval_nodes)]
         counts += [("eval_examples", count) for count in (scale.eval_examples or {}).values()]
@@ -89,7 +93,7 @@ class Runs:
         length = {"epochs": self.scale.epochs[part.task], "eval_every": self._eval_every(part)}
         examples = (self.scale.eval_examples or {}).get(part.task)
         evaluated = {"eval_nodes": self._eval_nodes(part), "eval_examples": examples}
-        return {**part._asdict(), "batch_size": part.batch_size, **length, **evaluated, "seeds": self.seeds}
+        return {**part._asdict(), "batch_size": part.batch_size, **length, **evaluated, "seeds": self.seeds, "init": self.init}
 
     def found(self, part: Setting | SkewStudy) -> Any:
         """What was measured, as far as it was run: a `Result` of a setting, skews `[experiments, steps]`, or None."""
@@ -150,28 +154,40 @@ class Runs:
         dataset, wanted, folder = self.dataset(setting.task), self.wanted(setting), self.folder(setting)
         data = [setting.data(dataset, seed) for seed in self.seeds]
         graphs = [setting.graph(d.label_distribution, seed) for d, seed in zip(data, self.seeds, strict=True)]
+        model = TASKS[setting.task].model(dataset.num_classes)
         started = time.monotonic()
         result = simulate(
             graphs,
             data,
-            model=TASKS[setting.task].model(dataset.num_classes),
+            model=model,
             algorithm=setting.algorithm(),
             **{name: wanted[name] for name in ("epochs", "batch_size", "eval_every", "eval_nodes", "eval_examples")},
+            init=self.init,
             seeds=self.seeds,
             on_evaluation=lambda record: record.epoch >= last,
             on_nonfinite="warn",  # what diverges is a result, too
             checkpoint_dir=folder / "checkpoint",
             progress=self.progress,
         )
+        finished = result.history.epoch[-1] >= wanted["epochs"]
+        if finished:
+            self._evaluate_on_all(models.as_model(model), result, dataset, folder)
         seconds = seconds_before + time.monotonic() - started
         # Models are in the checkpoint while they are needed; of a finished run only what was measured is kept.
         kept = dataclasses.replace(
             result, params={}, provenance=result.provenance | {"setting": setting.name, "seconds": round(seconds, 1)}
         )
         kept.save(folder / "measured.npz")
-        if result.history.epoch[-1] >= wanted["epochs"]:
+        if finished:
             shutil.rmtree(folder / "checkpoint")
         return kept
+
+    def _evaluate_on_all(self, model: models.Model, result: Result, dataset: Dataset, folder: pathlib.Path) -> None:
+        """Evaluates the last models on all test examples, and writes that to `final.npz`, seeds first."""
+        found = evaluate_on_all(model, result.params, dataset)
+        measured = {name: getattr(found, name) for name in ("accuracy", "mean_model_accuracy", "nodes_right")}
+        with _files.replacing(folder / "final.npz") as file:
+            np.savez_compressed(file, **measured)
 
     def _eval_every(self, setting: Setting) -> int:
         if self.scale.eval_every is not None:
@@ -184,5 +200,6 @@ class Runs:
 
     def described(self) -> dict[str, Any]:
         """The arguments, as plain values."""
-        arguments = {"scale": self.scale._asdict(), "seeds": len(self.seeds), "until": self.until}
+        arguments = {"scale": self.scale._asdict(), "seeds": len(self.seeds), "first_seed": self.seeds[0]}
+        arguments |= {"init": self.init, "until": self.until}
         return {**arguments, "versions": versions(), **surroundings()}
