@@ -152,7 +152,7 @@ def compared(workload, topology, data, batch_size, momentum, rounds, repeats):
         yield Line("a round", workload, label, *times[label])
     parameters = sum(leaf.nbytes for leaf in mine.state.params["Dense_0"].values())
     least = (3 if momentum else 2) * parameters + data.dataset.train_inputs.size
-    held = mine.memory(rounds)
+    held = mine.memory()
     against = ("parameters, momentum, gradients, data", least, ">= 0.5")
     yield Line("memory of a round", workload, "dcliques_jax", held, held, *against, unit="B")
 

@@ -72,7 +72,7 @@ def on_devices(num_nodes, count):
     report = topology.report(num_parameters=7850, num_devices=count)
     return {
         "nodes": rounds.layout.placements[0].per_device,
-        "memory": rounds.memory(1),
+        "memory": rounds.memory(),
         "sent": report.bytes_between_devices / count,
     }
 

@@ -1,4 +1,3 @@
-import contextlib
 import warnings
 
 import jax
@@ -9,6 +8,7 @@ import pytest
 
 import reference
 from dcliques_jax import algorithms, datasets, mixing, models, partitions, simulate, topologies
+from monitoring import compilations, traces
 
 DATA = datasets.synthetic(num_train=400, num_test=50, num_classes=4, input_shape=(5,), seed=1)
 SHARDS = partitions.shards(DATA, 20, seed=1)
@@ -18,22 +18,6 @@ def run(topology=None, data=SHARDS, **arguments):
     if "rounds" not in arguments:
         arguments = {"epochs": 2} | arguments
     return simulate(topologies.ring(20) if topology is None else topology, data, progress=False, **arguments)
-
-
-@contextlib.contextmanager
-def compilations():
-    """Collects the names of what is compiled inside."""
-    names = []
-
-    def listen(name, _seconds, **_):
-        if name == "/jax/core/compile/backend_compile_duration":
-            names.append(name)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield names
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 # Batches
@@ -180,12 +164,11 @@ def test_a_second_run_of_the_same_shapes_compiles_nothing():
 
 
 def test_evaluation_is_compiled_once_for_all_algorithms():
-    from dcliques_jax import _programs
-
     run()
-    compiled = _programs.evaluate._cache_size()
-    run(algorithm=algorithms.dsgd(optax.adam(0.01)), batch_size=7)
-    assert _programs.evaluate._cache_size() == compiled
+    with traces() as names:
+        run(algorithm=algorithms.dsgd(optax.adam(0.0123)), batch_size=7)
+    assert "run" in names
+    assert "evaluate" not in names
 
 
 def test_another_learning_rate_is_another_program():
@@ -206,18 +189,16 @@ def test_an_algorithm_may_look_at_the_initial_parameters():
 
 
 def test_the_program_reuses_the_state_s_memory(monkeypatch):
-    from dcliques_jax import _programs as module
+    from dcliques_jax._layouts import Rounds
 
-    seen = []
+    seen, original = [], Rounds.run
 
-    def watched(program, state, *arrays, **named):
-        after = original(program, state, *arrays, **named)
+    def watched(rounds, state, num_rounds):
+        after = original(rounds, state, num_rounds)
         seen.append(all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params)))
         return after
 
-    original = module.run
-    watched.lower = original.lower
-    monkeypatch.setattr(module, "run", watched)
+    monkeypatch.setattr(Rounds, "run", watched)
     run()
     assert seen == [True, True]
 

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from dcliques_jax import _checks, _devices, _halos, _placements, _programs, mixing, sampling
+from dcliques_jax import _devices, _executables, _halos, _placements, _programs, mixing, sampling
 from dcliques_jax._placements import Placement
 from dcliques_jax._plans import Parts, Plan, Run
 from dcliques_jax._programs import Data, Examples, Program, SimulationState
-from dcliques_jax._static import Static
+from dcliques_jax._executables import Lowered
 from dcliques_jax.datasets import Dataset
 from dcliques_jax.topologies import Topology
 
@@ -69,48 +69,55 @@ def _on_one_device(topology: Topology, parts: Parts) -> Placement:
 class Rounds(NamedTuple):
     """The compiled rounds of some runs, with all that they take."""
 
-    program: Static[Program]
+    program: jax.stages.Compiled
     state: SimulationState  # before the first round
     data: Data
     examples: Examples
-    mesh: Mesh | None
 
-    def run(self, state: SimulationState, num_rounds: int, most_rounds: int) -> Any:
+    def run(self, state: SimulationState, num_rounds: int) -> Any:
         """See `_programs.run`."""
-        arguments = {"most_rounds": most_rounds, "mesh": self.mesh}
-        return _programs.run(self.program, state, self.data, self.examples, num_rounds, **arguments)
+        return self.program(state, self.data, self.examples, num_rounds)
 
-    def lower(self, most_rounds: int) -> Any:
-        """The program, before it is compiled."""
-        arguments = {"most_rounds": most_rounds, "mesh": self.mesh}
-        return _programs.run.lower(self.program, self.state, self.data, self.examples, 1, **arguments)
+    def memory(self) -> int:
+        """Bytes of device memory that rounds take at their peak, data and all."""
+        needs = self.program.memory_analysis()
+        held: int = needs.argument_size_in_bytes + needs.output_size_in_bytes - needs.alias_size_in_bytes
+        return held + int(needs.temp_size_in_bytes)
 
 
-def prepare(layout: Layout, plan: Plan, starts: list[SimulationState] | None = None) -> Rounds:
-    """Rounds that begin with given states in the topology's order, by default with those of `start`; see `stored`."""
+def prepare(
+    layout: Layout, plan: Plan, starts: list[SimulationState] | None = None, lowered: Lowered | None = None
+) -> Rounds:
+    """Rounds that begin with given states in the topology's order, by default with those of `start`; see `stored`.
+
+    `lowered` is the program on one device, where it is known.
+    """
     state = stored(layout, start(layout) if starts is None else starts)
-    return Rounds(make_program(layout.parts, plan), state, make_data(layout, plan), make_examples(layout), layout.mesh)
+    data, examples = make_data(layout, plan), make_examples(layout)
+    if layout.mesh is not None or lowered is None:
+        lowered = lower(layout, plan, state, data, examples)
+    return Rounds(lowered.compile(layout.mesh), state, data, examples)
 
 
-def program_checksum(layout: Layout, plan: Plan, starts: Sequence[SimulationState]) -> str:
-    """A checksum of the program as it is on one device, whatever the mesh: what is computed, not where."""
+def lower(layout: Layout, plan: Plan, state: Any, data: Data, examples: Examples) -> Lowered:
+    """The program of rounds, before it is compiled."""
+    model, _, algorithm, loss_fn, _ = layout.parts
+    program = Program(model.apply, loss_fn, algorithm.step, plan.batch_size, plan.rounds_per_epoch)
+    options = {"most_rounds": plan.interval, "mesh": layout.mesh}
+    return _executables.lower(_programs.run, program, state, data, examples, 1, donate=(0,), **options)
+
+
+def lower_on_one_device(layout: Layout, plan: Plan, starts: Sequence[SimulationState]) -> Lowered:
+    """The program as it is on one device, whatever the mesh: its checksum tells what is computed, not where."""
     on_one = layout if layout.mesh is None else make_layout(layout.runs, layout.parts, None)
     state = jax.eval_shape(lambda *states: stacked(states), *starts)
     dataset = layout.runs[0].data.dataset
     examples = Examples(_train_inputs(dataset), dataset.byte_scale, dataset.train_labels)
-    program, data = make_program(layout.parts, plan), _host_data(on_one, plan)
-    lowered = _programs.run.lower(program, state, data, examples, 1, most_rounds=plan.interval)
-    return _checks.checksum(lowered.as_text().encode())
+    return lower(on_one, plan, state, _host_data(on_one, plan), examples)
 
 
 def _train_inputs(dataset: Dataset) -> Any:
     return dataset.train_inputs if dataset.byte_scale is None else dataset.train_bytes
-
-
-def make_program(parts: Parts, plan: Plan) -> Static[Program]:
-    """What rounds depend on besides shapes."""
-    model, _, algorithm, loss_fn, _ = parts
-    return Static(Program(model.apply, loss_fn, algorithm.step, plan.batch_size, plan.rounds_per_epoch))
 
 
 def start(layout: Layout) -> list[SimulationState]:
@@ -130,7 +137,9 @@ def _start(run: Run, parts: Parts) -> SimulationState:
     init_key, _ = _keys(run)
     if isinstance(parts.init, str):
         example = run.data.dataset.train_inputs[:1]
-        params = _programs.random_params(Static(parts.model.init), parts.init, run.data.num_nodes, init_key, example)
+        options = {"kind": parts.init, "num_nodes": run.data.num_nodes}
+        lowered = _executables.lower(_programs.random_params, parts.model.init, init_key, example, **options)
+        params = lowered.compile()(init_key, example)
     else:
         params = _programs.stacked(jax.tree.map(jnp.asarray, parts.init), run.data.num_nodes)
     algorithm_state = _devices.as_arrays(parts.algorithm.init(run.topology, params))

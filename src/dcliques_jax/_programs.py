@@ -16,7 +16,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dcliques_jax import _devices, metrics, sampling
 from dcliques_jax._chunks import over_nodes
-from dcliques_jax._static import Static
 from dcliques_jax.algorithms import Algorithm
 
 Params = Any
@@ -105,22 +104,21 @@ def on_devices(function: Callable[..., Any], mesh: Mesh | None, in_specs: Any, o
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
-@functools.partial(jax.jit, static_argnames=("program", "most_rounds", "mesh"), donate_argnames="state")
 def run(
-    program: Static[Program],
+    program: Program,
     state: SimulationState,
     data: Data,
     examples: Examples,
     num_rounds: int,
     *,
     most_rounds: int,
-    mesh: Mesh | None = None,
+    mesh: Mesh | None,
 ) -> tuple[SimulationState, tuple[jax.Array, jax.Array]]:
     """Runs some rounds; returns the state, and losses and batch sizes `[runs, most_rounds, places]`, 0 after the last.
 
     How many is no constant: XLA would take the loop of a single round apart and round differently in it.
     """
-    apply, loss_fn, step, batch_size, per_epoch = program.value
+    apply, loss_fn, step, batch_size, per_epoch = program
 
     def loss(params: Params, inputs: jax.Array, labels: jax.Array, taken: jax.Array) -> jax.Array:
         losses = loss_fn(apply(params, inputs), labels)
@@ -185,10 +183,8 @@ def everywhere(tree: Any, mesh: Mesh | None) -> Any:
     return tree if mesh is None else jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, _ALL))
 
 
-@functools.partial(jax.jit, static_argnames=("apply", "loss_fn", "mesh"))
 def evaluate(
-    apply: Static[Any],
-    loss_fn: Static[Any],
+    functions: tuple[Any, Any],
     params: Params,
     nodes: jax.Array,
     evaluated: jax.Array | None,
@@ -196,17 +192,18 @@ def evaluate(
     inputs: jax.Array,
     labels: jax.Array,
     *,
-    mesh: Mesh | None = None,
+    mesh: Mesh | None,
 ) -> Evaluation:
     """Evaluates all places, or those `evaluated` `[runs, ..]` of each device, -1 for none; on the examples `chunks` of each run.
 
-    `nodes` are those of `Data`; see `metrics.evaluate`.
+    `functions` are a model's `apply` and the loss, `nodes` those of `Data`; see `metrics.evaluate`.
     """
+    apply, loss_fn = functions
 
     def all_runs(params: Params, nodes: Any, evaluated: Any, chunks: jax.Array, inputs: Any, labels: Any) -> Evaluation:
         def one_run(params: Params, nodes: jax.Array, evaluated: jax.Array | None, chunks: jax.Array) -> Evaluation:
             def of_node(params: Params) -> tuple[jax.Array, jax.Array, jax.Array]:
-                return metrics.evaluate(apply.value, params, inputs, labels, chunks, loss_fn=loss_fn.value)
+                return metrics.evaluate(apply, params, inputs, labels, chunks, loss_fn=loss_fn)
 
             chosen = params if evaluated is None else jax.tree.map(lambda leaf: leaf[evaluated], params)
             accuracy, loss, right = over_nodes(of_node)(chosen)
@@ -234,12 +231,11 @@ def evaluate(
     return everywhere(lifted(params, nodes, evaluated, chunks, inputs, labels), mesh)
 
 
-@functools.partial(jax.jit, static_argnames=("init", "kind", "num_nodes"))
-def random_params(init: Static[Any], kind: str, num_nodes: int, key: jax.Array, example: jax.Array) -> Params:
+def random_params(init: Any, key: jax.Array, example: jax.Array, *, kind: str, num_nodes: int) -> Params:
     """The initial parameters of all nodes of a run, `[nodes, ...]`; see `dcliques_jax.simulate`."""
     if kind == "shared":
-        return stacked(init.value(key, example), num_nodes)
-    params = jax.vmap(init.value, in_axes=(0, None))(jax.random.split(key, num_nodes), example)
+        return stacked(init(key, example), num_nodes)
+    params = jax.vmap(init, in_axes=(0, None))(jax.random.split(key, num_nodes), example)
     if kind == "independent":
         return params
     return stacked(jax.tree.map(lambda leaf: leaf.mean(axis=0), params), num_nodes)

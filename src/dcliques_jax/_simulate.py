@@ -1,5 +1,6 @@
 """The entry function, and the loop from one evaluation to the next."""
 
+import functools
 import os
 import sys
 import warnings
@@ -9,14 +10,13 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from dcliques_jax import _checks, _devices, _layouts, _memory, _programs, algorithms, metrics, mixing, models
+from dcliques_jax import _checks, _devices, _executables, _layouts, _memory, _programs, algorithms, metrics, mixing, models
 from dcliques_jax._checkpoints import Checkpoints
 from dcliques_jax._chunks import largest_result
 from dcliques_jax._layouts import Layout, Rounds
 from dcliques_jax._plans import Parts, Plan, Run, check_fit, make_plan, make_runs
 from dcliques_jax._programs import Evaluation, Params, SimulationState
 from dcliques_jax._provenance import provenance, surroundings
-from dcliques_jax._static import Static
 from dcliques_jax.algorithms import Algorithm
 from dcliques_jax.datasets import Dataset
 from dcliques_jax.partitions import PartitionedDataset
@@ -131,8 +131,11 @@ def simulate(
     if model is None:
         model = models.logistic_regression(runs[0].data.dataset.num_classes)
     algorithm = algorithms.dsgd() if algorithm is None else algorithm
-    parts = Parts(models.as_model(model), models.described(model), algorithm, loss_fn, init)
-    states = [check_fit(run, parts) for run in runs]
+    # JAX keeps traces, and with them constants, for as long as a function lives: these live no longer than the call.
+    pair = models.Model(*map(functools.partial, models.as_model(model)))
+    parts = Parts(pair, models.described(model), algorithm, functools.partial(loss_fn), init)
+    with _executables.fresh_traces():
+        states = [check_fit(run, parts) for run in runs]
     needed = _memory.forecast(runs[0], parts, states[0])
     _memory.check(runs[0], needed, mesh)
     watch = Watch(on_evaluation or (lambda _: None), on_nonfinite, progress, one_run=seeds is None)
@@ -158,13 +161,13 @@ def _train(layout: Layout, plan: Plan, watch: Watch, checkpoints: Checkpoints) -
     runs, parts = layout.runs, layout.parts
     starts = _layouts.start(layout)
     weights = [_devices.weights_in(state) for state in starts]
-    checksum = _layouts.program_checksum(layout, plan, starts)
-    checkpoints.check(provenance(runs, plan, parts, checksum), starts)
+    lowered = _layouts.lower_on_one_device(layout, plan, starts)
+    checkpoints.check(provenance(runs, plan, parts, lowered.checksum), starts)
     starts, records = checkpoints.restore(starts, plan.evaluated[-1])
-    rounds = _layouts.prepare(layout, plan, starts)
+    rounds = _layouts.prepare(layout, plan, starts, lowered)
     state, evaluated = rounds.state, _layouts.make_evaluated(layout, plan)
     evaluate = _evaluation(layout, plan, rounds, evaluated)
-    memory = peak_bytes(rounds.lower(plan.interval)) if len(plan.evaluated) > 1 else 0
+    memory = rounds.memory() if len(plan.evaluated) > 1 else 0
     plan = plan.after([record.round for record in records])
     # What was restored is told again, so that a callback that counts or stops does what it did before.
     stopped = [_told(watch, record) for record in records][-1:] == [True]
@@ -179,7 +182,7 @@ def _train(layout: Layout, plan: Plan, watch: Watch, checkpoints: Checkpoints) -
                 break
             start, stop = plan.evaluated[max(index - 1, 0)], plan.evaluated[index]
             if stop > start:
-                state, (losses, counts) = rounds.run(state, stop - start, plan.interval)
+                state, (losses, counts) = rounds.run(state, stop - start)
             evaluation, losses, counts = jax.device_get((evaluate(state.params), losses, counts))
             losses, counts = (_picked(values, layout.places)[:, : stop - start] for values in (losses, counts))
             evaluation = evaluation._replace(
@@ -204,7 +207,7 @@ def _train(layout: Layout, plan: Plan, watch: Watch, checkpoints: Checkpoints) -
             stopped = _told(watch, records[-1])
     state = _layouts.in_topology_order(layout, state, weights)
     checkpoints.save(state, records)
-    return Outcome(state, records, checksum, memory)
+    return Outcome(state, records, lowered.checksum, memory)
 
 
 def _picked(values: np.ndarray, found: np.ndarray) -> np.ndarray:
@@ -223,13 +226,6 @@ def _progress_bar(runs: list[Run], plan: Plan, watch: Watch) -> Any:
     return tqdm(total=plan.evaluated[-1], unit="round", desc=name, disable=not (watch.progress and seen))
 
 
-def peak_bytes(lowered: Any) -> int:
-    """Device memory that rounds take at their peak, data and all."""
-    needs = lowered.compile().memory_analysis()
-    held: int = needs.argument_size_in_bytes + needs.output_size_in_bytes - needs.alias_size_in_bytes
-    return held + int(needs.temp_size_in_bytes)
-
-
 def _evaluation(
     layout: Layout, plan: Plan, rounds: Rounds, evaluated: _layouts.Evaluated
 ) -> Callable[[Params], Evaluation]:
@@ -240,14 +236,18 @@ def _evaluation(
     numbers = _in_chunks(chosen.reshape(len(runs), -1), parts.model, rounds.state.params, dataset)
     arrays = (numbers, dataset.test_inputs[needed], dataset.test_labels[needed])
     test = tuple(_devices.put_everywhere(array, mesh) for array in arrays)
-    functions, nodes = (Static(parts.model.apply), Static(parts.loss_fn)), rounds.data.nodes
-    return lambda params: _programs.evaluate(*functions, params, nodes, evaluated.places, *test, mesh=mesh)
+    others = (rounds.data.nodes, evaluated.places, *test)
+    functions = (parts.model.apply, parts.loss_fn)
+    lowered = _executables.lower(_programs.evaluate, functions, rounds.state.params, *others, mesh=mesh)
+    program = lowered.compile(mesh)
+    return lambda params: program(params, *others)
 
 
 def _in_chunks(examples: np.ndarray, model: models.Model, params: Params, dataset: Dataset) -> np.ndarray:
     """Numbers of examples `[runs, count]` in chunks that bound the memory of one node, `[runs, chunks, chunk]`."""
     one_node = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), params)
-    largest = largest_result(model.apply, one_node, dataset.test_inputs[:1])
+    with _executables.fresh_traces():
+        largest = largest_result(model.apply, one_node, dataset.test_inputs[:1])
     chunks = -(-examples.shape[1] // int(np.clip(_EVALUATION_BYTES // largest, 1, _EVALUATED_AT_ONCE)))
     filled = np.pad(examples, ((0, 0), (0, -examples.shape[1] % chunks)), constant_values=-1)
     return filled.reshape(len(examples), chunks, -1).astype(np.int32)
@@ -259,10 +259,9 @@ def evaluate_on_all(model: models.Model, params: Params, dataset: Dataset) -> Ev
     count = len(dataset.test_labels)
     nodes, examples = (np.tile(np.arange(number, dtype=np.int32), (num_runs, 1)) for number in (num_nodes, count))
     chunks = _in_chunks(examples, model, params, dataset)
-    functions = Static(model.apply), Static(metrics.cross_entropy)
-    found: Evaluation = jax.device_get(
-        _programs.evaluate(*functions, params, nodes, None, chunks, dataset.test_inputs, dataset.test_labels)
-    )
+    arrays = (params, nodes, None, chunks, dataset.test_inputs, dataset.test_labels)
+    lowered = _executables.lower(_programs.evaluate, (model.apply, metrics.cross_entropy), *arrays, mesh=None)
+    found: Evaluation = jax.device_get(lowered.compile()(*arrays))
     return found._replace(nodes_right=found.nodes_right.reshape(num_runs, -1)[:, :count])
 
 

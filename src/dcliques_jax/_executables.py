@@ -1,0 +1,148 @@
+"""Programs, compiled once for what they compute.
+
+A run is a pure function of its arguments, but a Python function may read anything: globals, closures, attributes. That
+it is the same object is no proof that it computes the same. So every run traces its programs anew, and the text of the
+lowered program decides whether it has been compiled.
+
+Tracing and lowering take 0.3 s for logistic regression and 2 s for GN-LeNet. Functions of installed packages that close
+over plain values and over each other, such as those of `dsgd(optax.sgd(0.1))`, are spared it: `Parts` compares them by
+value.
+"""
+
+import collections
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from dcliques_jax import _checks
+
+_PLAIN = (type(None), type(...), bool, int, float, complex, str, bytes, np.dtype, np.generic, types.BuiltinFunctionType)
+# Packages whose functions, classes and modules nobody changes while a process runs.
+_INSTALLED = {"builtins", "dcliques_jax", "flax", "functools", "jax", "jaxlib", "math", "numpy", "optax", "typing"}
+_MOST_KEPT = 256  # programs of each kind, so that a process that makes ever new ones does not grow without bounds
+
+# JAX caches traces by the identity of functions, also of those that a user has jitted or loops over. Inside of a new
+# value of this context it finds none.
+_traces = jax.make_user_context(None)
+
+
+def fresh_traces() -> Any:
+    """A context in which every function is traced anew. Only trace in it: what runs there is compiled anew, too."""
+    return _traces(object())
+
+
+class Lowered(NamedTuple):
+    """A program before it is compiled."""
+
+    stage: jax.stages.Lowered
+    checksum: str  # of its text
+
+    def compile(self, mesh: Mesh | None = None) -> jax.stages.Compiled:
+        """The compiled program; programs of the same text on the same devices are compiled once."""
+        devices = jax.config.jax_default_device if mesh is None else [device.id for device in mesh.devices.flat]
+        key = f"{self.checksum} on {devices}"
+        if key not in _compiled:
+            _compiled[key] = self.stage.compile()
+        _compiled.move_to_end(key)
+        if len(_compiled) > _MOST_KEPT:
+            _compiled.popitem(last=False)
+        return _compiled[key]
+
+
+_compiled: collections.OrderedDict[str, jax.stages.Compiled] = collections.OrderedDict()
+
+
+def lower(function: Callable[..., Any], parts: Any, *args: Any, donate: tuple[int, ...] = (), **options: Any) -> Lowered:
+    """Lowers `function(parts, *args, **options)`; see `Parts`. `donate` are numbers of arguments in `args`."""
+    compared = Parts(parts)
+    if compared.key is None:
+        with fresh_traces():
+            return _lowered(_jitted.__wrapped__(function, compared, donate, **options), *args)
+    return _lowered(_jitted(function, compared, donate, **options), *args)
+
+
+def _lowered(jitted: Any, *args: Any) -> Lowered:
+    stage = jitted.lower(*args)
+    return Lowered(stage, _checks.checksum(stage.as_text().encode()))
+
+
+@functools.lru_cache(maxsize=_MOST_KEPT)
+def _jitted(function: Callable[..., Any], parts: "Parts", donate: tuple[int, ...], **options: Any) -> Any:
+    return jax.jit(functools.partial(function, parts.value, **options), donate_argnums=donate)
+
+
+class Parts:
+    """What a program is built from, functions and numbers; equal to others that were built alike.
+
+    `key` is None where that cannot be told by value.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.key: Hashable = None
+        try:
+            self.key = _key(value, ())
+        except _ChangeableError:
+            pass
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Parts) and (self is other if self.key is None else self.key == other.key)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+class _ChangeableError(Exception):
+    """A value may change unnoticed."""
+
+
+def _key(value: Any, within: tuple[int, ...]) -> Hashable:
+    """A hashable stand-in for a value; `within` are the ids of what it was reached through, against endless loops."""
+    if not _installed(value):
+        raise _ChangeableError
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    if id(value) in within:
+        return "around"
+    inner = functools.partial(_key, within=(*within, id(value)))
+    if isinstance(value, (tuple, list)):
+        return type(value), tuple(map(inner, value))
+    if isinstance(value, dict):
+        return dict, tuple((inner(name), inner(entry)) for name, entry in value.items())
+    if isinstance(value, functools.partial):
+        return functools.partial, inner(value.func), inner(value.args), inner(value.keywords)
+    if isinstance(value, types.FunctionType):
+        return value.__code__, inner((_cells(value), value.__defaults__, value.__kwdefaults__))
+    if isinstance(value, types.MethodType):
+        return types.MethodType, inner(value.__func__), inner(value.__self__)
+    if isinstance(value, nn.Module):
+        fields = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init]
+        return type(value), inner([field for field in fields if field[0] not in ("parent", "name")])
+    if isinstance(value, (type, types.ModuleType)) or callable(getattr(value, "__wrapped__", None)):  # jax.nn.relu
+        return value
+    raise _ChangeableError
+
+
+def _cells(function: types.FunctionType) -> list[Any]:
+    try:
+        return [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:  # a name that has no value yet
+        raise _ChangeableError from None
+
+
+def _installed(value: Any) -> bool:
+    """Whether a function, class or module, or the class of an object, comes from an installed package."""
+    if isinstance(value, types.ModuleType):
+        name = value.__name__
+    elif isinstance(value, (types.FunctionType, types.MethodType, type)) or hasattr(value, "__wrapped__"):
+        name = value.__module__
+    else:
+        name = type(value).__module__
+    return str(name).split(".")[0] in _INSTALLED
