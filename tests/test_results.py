@@ -39,8 +39,8 @@ def test_plot_draws_the_mean_bold_and_the_extremes_thin(result):
     np.testing.assert_allclose(least.get_ydata(), percent.min(axis=1))
     np.testing.assert_allclose(most.get_ydata(), percent.max(axis=1))
     np.testing.assert_allclose(mean.get_xdata(), [0, 1, 2, 3])
-    assert mean.get_linewidth() > 3 * least.get_linewidth() == 3 * most.get_linewidth()
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ours"]
+    assert mean.get_linewidth() > 2 * least.get_linewidth() == 2 * most.get_linewidth()
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ours", "min and max over nodes"]
 
 
 def test_results_are_compared_in_one_picture(result):
@@ -48,7 +48,8 @@ def test_results_are_compared_in_one_picture(result):
     assert result.plot(axes, label="three") is axes
     colours = [to_hex(line.get_color()).upper() for line in axes.lines]
     assert colours == [colour.upper() for colour in plotting.COLOURS[:3] for _ in range(3)]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["one", "two", "three"]
+    texts = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert texts == ["one", "two", "three", "min and max over nodes"]
     with pytest.raises(ValueError, match="no result to draw"):
         plotting.plot_accuracy({})
 
