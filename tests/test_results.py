@@ -194,3 +194,30 @@ def test_checksums_tell_data_and_programs_apart(result):
     assert names == ["dataset_checksum", "partition_checksum"]
     slower = told(algorithm=algorithms.dsgd(optax.sgd(0.05)))
     assert [name for name in one if one[name] != slower[name]] == ["program"]
+
+
+def test_notebooks_show_a_small_table(result):
+    named = dataclasses.replace(result, provenance=result.provenance | {"topology": "<b>", "model": "<i>"})
+    page = named._repr_html_()
+    assert "<b>" not in page
+    assert "<i>" not in page
+    accuracy = result.history.accuracy[-1]
+    shown = f"{accuracy.mean():.1%} ({accuracy.min():.1%} to {accuracy.max():.1%} over nodes)"
+    for text in ("&lt;b&gt;", "&lt;i&gt;", "synthetic", "10", "12 (3 epochs)", shown):
+        assert f">{text}</" in page
+    assert "seeds" not in page
+
+
+def test_notebooks_show_all_seeds_in_one_table(result):
+    arrays = {"accuracy": np.array([[[0.0]], [[1.0]]]), "loss": np.ones((2, 1, 1)), "round": np.array([7])}
+    means = {"mean_model_accuracy": np.full((2, 1), 0.25), "consensus_distance": np.zeros((2, 1))}
+    history = dataclasses.replace(result.history, **arrays, **means)
+    page = dataclasses.replace(result, history=history)._repr_html_()
+    for text in ("2", "50.0% (0.0% to 100.0% over nodes)", "1 (1 over nodes)", "25.0%", "0"):
+        assert f">{text}</td>" in page
+
+
+def test_tables_in_notebooks_are_readable_on_light_and_dark_pages(result):
+    for page in (result._repr_html_(), result.topology._repr_html_(), result.topology.report()._repr_html_()):
+        for outside in ("color", "background", "<style", "class=", "http"):
+            assert outside not in page
