@@ -265,7 +265,8 @@ def plot_skew(
 def place_legend(ax: Any, *, grow: bool = False) -> None:
     """Draws the legend where it covers no curve: inside the axes if there is room, else below them.
 
-    The functions of this module do so. Call it again after you changed the limits or the size of the axes.
+    The functions of this module do so. Call it again after you changed the limits or the size of the axes. Axes also
+    change in size when you draw into others of the same figure.
 
     Args:
       ax: matplotlib axes with labelled curves.
