@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -152,3 +154,14 @@ def test_dirichlet_deals_every_example_and_tops_up(alpha, num_nodes, min_size, s
 def test_impossible_partitions_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_notebooks_show_a_small_table():
+    uneven = partitions.from_indices(dataclasses.replace(DATA, name="<b>"), [[0, 1, 2], [3, 4]])
+    page = uneven._repr_html_()
+    assert "<b>" not in page
+    labels = sorted(len(set(DATA.train_labels[held])) for held in ([0, 1, 2], [3, 4]))
+    span = f"{labels[0]}" if labels[0] == labels[1] else f"{labels[0]} to {labels[1]}"
+    for text in ("&lt;b&gt;", "2 to 3", f"{span} of 10"):
+        assert f">{text}</" in page
+    assert ">10</td>" in partitions.iid(DATA, 100)._repr_html_()

@@ -1,10 +1,13 @@
 import dataclasses
+import itertools
 
+import matplotlib as mpl
 import matplotlib.pyplot as plt
 import networkx as nx
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex, to_rgba
+from matplotlib.colors import to_hex, to_rgb, to_rgba
+from matplotlib.text import Text
 
 from dcliques_jax import algorithms, cliques, datasets, partitions, plotting, simulate, topologies
 
@@ -58,6 +61,13 @@ def centres_of(axes, num_nodes):
     paths = nodes_of(axes).get_paths()
     assert len(paths) == num_nodes
     return np.array([(path.get_extents().min + path.get_extents().max) / 2 for path in paths])
+
+
+def made_up(result, accuracy):
+    """The result with other accuracies [t, nodes]."""
+    time = np.arange(len(accuracy))
+    arrays = {"accuracy": accuracy, "loss": 3 - accuracy, "consensus_distance": 0.1 + time, "round": 5 * time}
+    return dataclasses.replace(result, history=dataclasses.replace(result.history, epoch=1.0 * time, **arrays))
 
 
 def legend(axes):
@@ -117,6 +127,30 @@ def test_a_grid_is_drawn_as_one():
     centres = centres_of(topology.plot(), 20)
     lengths = np.linalg.norm(np.diff(centres[topology.edges], axis=1)[:, 0], axis=1)
     assert lengths.max() < 1.3 * lengths.min()
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (5, 4), (2, 9), (3, 3), (40, 45)])
+def test_a_grid_is_upright_with_its_longer_side_across(shape):
+    topology = topologies.grid(*shape, seed=2)
+    centres = centres_of(topology.plot(), len(topology.degrees))
+    short, long = sorted(shape)
+    columns, rows = (np.unique(coordinate.round(4)) for coordinate in centres.T)
+    assert (len(columns), len(rows)) == (long, short)
+    lines = np.abs(np.diff(centres[topology.edges], axis=1)[:, 0])
+    np.testing.assert_allclose(lines.min(axis=1), 0, atol=1e-5)
+    np.testing.assert_allclose(lines.max(axis=1), lines.max(), rtol=1e-3)
+
+
+def test_what_only_resembles_a_grid_is_not_drawn_as_one():
+    nearly = nx.grid_2d_graph(3, 4)
+    nearly.remove_edge((1, 1), (1, 2))
+    nearly.add_edge((0, 0), (1, 1))  # a diagonal: as many nodes and edges as before
+    others = [nearly, nx.grid_2d_graph(3, 4, periodic=True), nx.ladder_graph(2), nx.lollipop_graph(4, 4)]
+    for graph in others:
+        topology = topologies.from_networkx(graph)
+        centres = centres_of(topology.plot(), topology.num_nodes)
+        assert len(np.unique(centres.round(4), axis=0)) == topology.num_nodes
+        assert len(np.unique(centres[:, 0].round(4))) * len(np.unique(centres[:, 1].round(4))) != topology.num_nodes
 
 
 def test_a_fractal_is_circles_of_circles():
@@ -197,7 +231,25 @@ def test_seeds_give_a_band_and_mean_lines(several):
     np.testing.assert_allclose(most.get_ydata(), percent.max(axis=2).mean(axis=0))
     of_seeds = percent.mean(axis=2)
     np.testing.assert_allclose(band(axes), [of_seeds.min(axis=0), of_seeds.max(axis=0)])
-    assert legend(axes) == ["two"]
+    assert legend(axes) == ["two", "min and max over nodes", "min and max over seeds"]
+
+
+def test_loss_is_drawn_like_accuracy(one):
+    axes = plotting.plot_loss({"one": one}, x="round")
+    loss = one.history.loss
+    for line, values in zip(axes.lines, (loss.mean(axis=1), loss.min(axis=1), loss.max(axis=1)), strict=True):
+        np.testing.assert_array_equal(line.get_xdata(), one.history.round)
+        np.testing.assert_allclose(line.get_ydata(), values, rtol=1e-6)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("rounds", "test loss")
+    assert legend(axes) == ["one", "min and max over nodes"]
+
+
+def test_the_legend_explains_thin_lines_by_a_thin_line(one):
+    axes = plotting.plot_accuracy({"one": one, "two": one})
+    mean, least, *_ = axes.lines
+    *_, explained = axes.get_legend().get_lines()
+    assert explained.get_linewidth() == least.get_linewidth() < mean.get_linewidth()
+    assert "min and max over nodes" not in legend(plotting.plot_consensus({"one": one}))
 
 
 def test_one_seed_has_no_band(one):
@@ -213,23 +265,33 @@ def test_accuracy_is_drawn_over_rounds_too(one):
         plotting.plot_accuracy({"one": one}, x="step")
 
 
-def test_consensus_is_drawn_where_it_is_not_zero(one, several):
+def test_consensus_is_drawn_and_zeros_are_marked_at_the_bottom(one, several):
     axes = plotting.plot_consensus({"one": one, "two": several})
-    first, second = axes.lines
-    np.testing.assert_array_equal(first.get_xdata(), [1, 2])
-    np.testing.assert_allclose(first.get_ydata(), one.history.consensus_distance[1:])
+    first, first_zero, second, second_zero = axes.lines
+    np.testing.assert_array_equal(first.get_xdata(), [0, 1, 2])
+    np.testing.assert_allclose(first.get_ydata()[1:], one.history.consensus_distance[1:])
     distance = several.history.consensus_distance[:, 1:]
-    np.testing.assert_allclose(second.get_ydata(), distance.mean(axis=0))
+    np.testing.assert_allclose(second.get_ydata()[1:], distance.mean(axis=0))
     np.testing.assert_allclose(band(axes), [distance.min(axis=0), distance.max(axis=0)])
     assert axes.get_yscale() == "log"
-    assert legend(axes) == ["one", "two"]
+    for zero, curve in ((first_zero, first), (second_zero, second)):
+        assert zero.get_color() == curve.get_color()
+        shown = axes.transAxes.inverted().transform(zero.get_transform().transform(zero.get_xydata()))
+        np.testing.assert_allclose(shown[:, 1], 0, atol=1e-6)
+        np.testing.assert_array_equal(zero.get_xdata(), [0])
+    assert legend(axes) == ["one", "two", "min and max over seeds", "zero"]
 
 
-def test_models_that_always_agree_have_no_consensus_curve(one):
+def test_models_that_always_agree_are_a_row_of_zeros(one):
     history = dataclasses.replace(one.history, consensus_distance=np.zeros(3))
     axes = plotting.plot_consensus({"equal": dataclasses.replace(one, history=history)})
-    assert len(axes.lines[0].get_xdata()) == 0
+    np.testing.assert_array_equal(axes.lines[1].get_xdata(), one.history.epoch)
     axes.figure.canvas.draw()
+
+
+def test_without_zeros_the_legend_does_not_speak_of_them(one):
+    history = dataclasses.replace(one.history, consensus_distance=np.ones(3))
+    assert legend(plotting.plot_consensus({"apart": dataclasses.replace(one, history=history)})) == ["apart"]
 
 
 def test_accuracy_is_drawn_per_message(one, several):
@@ -249,12 +311,25 @@ def test_accuracy_is_drawn_per_message(one, several):
 
 def test_messages_are_asked_for_where_they_are_not_known(one):
     loaded = dataclasses.replace(one, state=None)
-    with pytest.raises(ValueError, match=r"'a' does not tell .* messages=\{'a': 7\} if over cliques and 4 if"):
+    with pytest.raises(ValueError, match=r"'a' does not tell .* messages=\{'a': 4\} if .*, and 7 if it averages"):
         plotting.plot_accuracy_per_message({"a": loaded})
     axes = plotting.plot_accuracy_per_message({"a": loaded}, messages={"a": 10})
     np.testing.assert_allclose(axes.lines[0].get_xdata(), 10 * one.history.round[1:])
     with pytest.raises(ValueError, match=r"messages are given for \['b'\], but the results are \['a'\]"):
         plotting.plot_accuracy_per_message({"a": loaded}, messages={"b": 10})
+
+
+def test_an_algorithm_of_ones_own_is_not_counted_as_dsgd():
+    def step(params, gradients, state):
+        return params, state
+
+    silent = algorithms.Algorithm(lambda topology, params: (), step)
+    result = simulate(topologies.ring(20), DATA, algorithm=silent, epochs=1, progress=False)
+    with pytest.raises(ValueError, match=r"'own' does not tell what messages .* messages=\{'own': 2\}"):
+        plotting.plot_accuracy_per_message({"own": result})
+    assert not plt.get_fignums()
+    axes = plotting.plot_accuracy_per_message({"own": result}, messages={"own": 5})
+    np.testing.assert_allclose(axes.lines[0].get_xdata(), 5 * result.history.round[1:])
 
 
 def test_skews_are_drawn_as_histograms():
@@ -285,6 +360,8 @@ PICTURES = {
     "topology": lambda one, ax: GRAPHS["fully_connected cliques"].plot(LABELS, ax=ax),
     "partition": lambda one, ax: DATA.plot(ax),
     "accuracy": lambda one, ax: plotting.plot_accuracy({"one": one}, ax=ax),
+    "loss": lambda one, ax: plotting.plot_loss({"one": one}, ax=ax),
+    "result": lambda one, ax: one.plot(ax),
     "consensus": lambda one, ax: plotting.plot_consensus({"one": one}, ax=ax),
     "messages": lambda one, ax: plotting.plot_accuracy_per_message({"one": one}, ax=ax),
     "skew": lambda one, ax: plotting.plot_skew(LABELS, {"one": GRAPHS["fully_connected cliques"].clique_ids}, ax=ax),
@@ -314,3 +391,166 @@ def test_text_and_edges_are_light_on_dark_grounds(one, name):
 def test_classes_have_colours_of_their_own():
     for count in (1, 7, 10, 11, 100):
         assert len({to_hex(colour) for colour in plotting._class_colours(count)}) == count
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_for_a_column_have_its_width_small_text_and_fine_lines(one, name):
+    before = dict(mpl.rcParams)
+    with plotting.style("column"):
+        axes = PICTURES[name](one, None)
+    assert dict(mpl.rcParams) == before
+    axes.figure.canvas.draw()  # ticks are made late
+    assert axes.figure.get_figwidth() == pytest.approx(3.3)
+    written = [text for text in axes.figure.findobj(Text) if text.get_text()]
+    assert {text.get_fontsize() for text in written} == {8}
+    if axes.lines:
+        assert max(line.get_linewidth() for line in axes.lines) == 1.2
+
+
+def test_figures_are_as_wide_as_matplotlib_is_told():
+    with plotting.style("page"):
+        assert topologies.ring(9).plot().figure.get_figwidth() == pytest.approx(6.9)
+    with mpl.rc_context({"figure.figsize": (5, 5)}):
+        assert topologies.ring(9).plot().figure.get_figwidth() == 5
+    with pytest.raises(ValueError, match="size='poster' is unknown: choose one of column, page"):
+        plotting.style("poster")
+
+
+def boxes(axes):
+    """Legend, axes and figure as they come out, in pixels."""
+    axes.figure.canvas.draw()
+    return axes.get_legend().get_window_extent(), axes.get_window_extent(), axes.figure.bbox
+
+
+def drawn_points(axes):
+    """Points along all lines, in pixels, closely spaced."""
+    for line in axes.lines:
+        x, y = line.get_transform().transform(line.get_xydata()).T
+        places = np.linspace(0, len(x) - 1, 1000)
+        yield from zip(np.interp(places, range(len(x)), x), np.interp(places, range(len(y)), y), strict=True)
+
+
+def rising(count):
+    """Curves that leave the lower right corner free."""
+    return {f"curve {k}": np.tile(1 - np.exp(-np.arange(30) / (k + 2)), (20, 1)).T for k in range(count)}
+
+
+def everywhere(count):
+    """Curves that leave no room for a legend."""
+    return {f"curve {k}": np.tile(np.arange(30) % 2 + 0.1 * k, (20, 1)).T / (1 + 0.1 * count) for k in range(count)}
+
+
+@pytest.mark.parametrize("size", ["column", "page"])
+def test_a_legend_that_covers_nothing_stays_inside(one, size):
+    with plotting.style(size):
+        axes = plotting.plot_accuracy({name: made_up(one, values) for name, values in rising(2).items()})
+    box, inside, _ = boxes(axes)
+    assert inside.contains(*box.min)
+    assert inside.contains(*box.max)
+    assert not any(box.contains(x, y) for x, y in drawn_points(axes))
+
+
+@pytest.mark.parametrize("size", ["column", "page"])
+@pytest.mark.parametrize("count", [2, 12])
+@pytest.mark.parametrize("layout", [None, "constrained", "new figure"])
+def test_a_legend_that_would_cover_curves_goes_below_the_axes(one, size, count, layout):
+    results = {name: made_up(one, values) for name, values in everywhere(count).items()}
+    with plotting.style(size):
+        axes = None if layout == "new figure" else plt.subplots(figsize=(4.5, 6), layout=layout)[1]
+        axes = plotting.plot_accuracy(results, ax=axes)
+    box, inside, figure = boxes(axes)
+    assert box.y1 < axes.xaxis.label.get_window_extent().y0
+    assert not any(box.contains(x, y) for x, y in drawn_points(axes))
+    for corner in (box.min, box.max):
+        assert figure.contains(*corner)
+    assert inside.height > 1.2 * axes.figure.dpi  # the curves still have room
+
+
+def test_a_legend_is_placed_again_after_limits_changed(one):
+    axes = plotting.plot_accuracy({name: made_up(one, values) for name, values in everywhere(2).items()})
+    axes.set_ylim(0, 500)
+    plotting.place_legend(axes)
+    box, inside, _ = boxes(axes)
+    assert inside.contains(*box.min)
+    assert inside.contains(*box.max)
+
+
+def test_histograms_and_bands_are_not_covered_either(several):
+    flat = np.tile(np.linspace(0, 1, 3)[:, None, None], (1, 3, 20))  # three seeds: a band over the whole axes
+    history = dataclasses.replace(several.history, accuracy=flat)
+    axes = plotting.plot_accuracy({"band": dataclasses.replace(several, history=history)})
+    box, inside, _ = boxes(axes)
+    assert box.y1 < inside.y0
+    skew = np.linspace(0.5, 0, 300)  # of cliques of two nodes, as many with every skew
+    p = np.stack([0.5 + skew, 0.5 - skew], axis=1)
+    axes = plotting.plot_skew(np.concatenate([p, p[:, ::-1]]), {"all": np.arange(600)})
+    box, inside, _ = boxes(axes)
+    assert box.y1 < inside.y0
+
+
+def look(line):
+    return to_hex(line.get_color()), line.get_linestyle(), str(line._dash_pattern)
+
+
+def test_twenty_curves_all_look_different_and_neighbours_differ_in_colour_and_dashes(one):
+    axes = plotting.plot_consensus({str(k): made_up(one, values) for k, values in enumerate(everywhere(20).values())})
+    looks = [look(line) for line in axes.lines]
+    assert len(set(looks)) == 20
+    for (colour, *dashes), (next_colour, *next_dashes) in itertools.pairwise(looks):
+        assert colour != next_colour
+        assert dashes != next_dashes
+    means = plotting.plot_accuracy({"one": one, "two": one}).lines
+    assert [to_hex(line.get_color()) for line in means[:3]] == [look(means[0])[0]] * 3
+
+
+# Machado, Oliveira and Fernandes (2009), severity 1, for linear RGB.
+SEEN = {
+    "normal": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+}
+
+
+def cielab(colour, seen):
+    """CIELAB of a colour under D65 as it is seen."""
+    encoded = np.array(to_rgb(colour))
+    linear = np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
+    to_xyz = np.array(
+        [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.119192, 0.9503041]]
+    )
+    ratio = to_xyz @ np.clip(seen @ linear, 0, 1) / to_xyz.sum(axis=1)
+    x, y, z = np.where(ratio > (6 / 29) ** 3, np.cbrt(ratio), ratio / (3 * (6 / 29) ** 2) + 4 / 29)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("sight", SEEN)
+def test_colours_are_told_apart_by_colour_blind_readers(sight):
+    seen = np.array(SEEN[sight])
+    for one, two in itertools.combinations(plotting.COLOURS, 2):
+        difference = np.linalg.norm(cielab(one, seen) - cielab(two, seen))  # CIE76
+        assert difference >= 15, (one, two)
+
+
+@pytest.mark.parametrize("inside_style", [True, False])
+def test_saved_text_is_text(tmp_path, inside_style):
+    before = dict(mpl.rcParams)
+    with plotting.style("column"):
+        axes = topologies.ring(9).plot()
+        if inside_style:
+            for name in ("ring.svg", "ring.pdf"):
+                axes.figure.savefig(tmp_path / name)
+    if not inside_style:
+        plotting.save(axes, tmp_path / "ring.svg")
+        plotting.save(axes.figure, str(tmp_path / "ring.pdf"))
+    assert dict(mpl.rcParams) == before
+    assert ">ring</text>" in (tmp_path / "ring.svg").read_text()
+    pdf = (tmp_path / "ring.pdf").read_bytes()
+    assert b"/FontFile2" in pdf  # TrueType
+    assert b"/Type3" not in pdf
+
+
+def test_options_of_matplotlib_are_passed_on_when_saving(tmp_path):
+    with plotting.style("column"):
+        axes = topologies.ring(9).plot()
+    plotting.save(axes, tmp_path / "ring.png", dpi=100)
+    assert plt.imread(tmp_path / "ring.png").shape[1] == 330

@@ -129,3 +129,11 @@ def test_what_devices_tell_each_other_is_reported():
     assert ring.report().cut_edges is None
     with pytest.raises(ValueError, match="num_devices=0"):
         ring.report(num_devices=0)
+
+
+def test_the_short_form_is_one_line_and_print_gives_the_table():
+    report = topologies.ring(8).report()
+    assert repr(report) == "Report('ring', num_nodes=8, edges=8, edges_per_node=2.00, spectral_gap=0.195)"
+    assert len(str(report).splitlines()) > 3
+    p = np.eye(2)[np.arange(8) % 2]
+    assert ", cliques=4, " in repr(topologies.d_cliques(p, clique_size=2).report(p))

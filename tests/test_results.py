@@ -39,8 +39,8 @@ def test_plot_draws_the_mean_bold_and_the_extremes_thin(result):
     np.testing.assert_allclose(least.get_ydata(), percent.min(axis=1))
     np.testing.assert_allclose(most.get_ydata(), percent.max(axis=1))
     np.testing.assert_allclose(mean.get_xdata(), [0, 1, 2, 3])
-    assert mean.get_linewidth() > 3 * least.get_linewidth() == 3 * most.get_linewidth()
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ours"]
+    assert mean.get_linewidth() > 2 * least.get_linewidth() == 2 * most.get_linewidth()
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ours", "min and max over nodes"]
 
 
 def test_results_are_compared_in_one_picture(result):
@@ -48,7 +48,8 @@ def test_results_are_compared_in_one_picture(result):
     assert result.plot(axes, label="three") is axes
     colours = [to_hex(line.get_color()).upper() for line in axes.lines]
     assert colours == [colour.upper() for colour in plotting.COLOURS[:3] for _ in range(3)]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["one", "two", "three"]
+    texts = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert texts == ["one", "two", "three", "min and max over nodes"]
     with pytest.raises(ValueError, match="no result to draw"):
         plotting.plot_accuracy({})
 
@@ -193,3 +194,30 @@ def test_checksums_tell_data_and_programs_apart(result):
     assert names == ["dataset_checksum", "partition_checksum"]
     slower = told(algorithm=algorithms.dsgd(optax.sgd(0.05)))
     assert [name for name in one if one[name] != slower[name]] == ["program"]
+
+
+def test_notebooks_show_a_small_table(result):
+    named = dataclasses.replace(result, provenance=result.provenance | {"topology": "<b>", "model": "<i>"})
+    page = named._repr_html_()
+    assert "<b>" not in page
+    assert "<i>" not in page
+    accuracy = result.history.accuracy[-1]
+    shown = f"{accuracy.mean():.1%} ({accuracy.min():.1%} to {accuracy.max():.1%} over nodes)"
+    for text in ("&lt;b&gt;", "&lt;i&gt;", "synthetic", "10", "12 (3 epochs)", shown):
+        assert f">{text}</" in page
+    assert "seeds" not in page
+
+
+def test_notebooks_show_all_seeds_in_one_table(result):
+    arrays = {"accuracy": np.array([[[0.0]], [[1.0]]]), "loss": np.ones((2, 1, 1)), "round": np.array([7])}
+    means = {"mean_model_accuracy": np.full((2, 1), 0.25), "consensus_distance": np.zeros((2, 1))}
+    history = dataclasses.replace(result.history, **arrays, **means)
+    page = dataclasses.replace(result, history=history)._repr_html_()
+    for text in ("2", "50.0% (0.0% to 100.0% over nodes)", "1 (1 over nodes)", "25.0%", "0"):
+        assert f">{text}</td>" in page
+
+
+def test_tables_in_notebooks_are_readable_on_light_and_dark_pages(result):
+    for page in (result._repr_html_(), result.topology._repr_html_(), result.topology.report()._repr_html_()):
+        for outside in ("color", "background", "<style", "class=", "http"):
+            assert outside not in page

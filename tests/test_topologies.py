@@ -259,3 +259,14 @@ P = np.eye(10)[np.arange(20) % 10]
 def test_impossible_topologies_are_refused(build, message):
     with pytest.raises(ValueError, match=f"(?s){message}"):
         build()
+
+
+def test_notebooks_show_a_small_table():
+    page = topologies.from_edges(3, [[0, 1], [1, 2]], name="<b>")._repr_html_()
+    assert "<b>" not in page
+    for text in ("&lt;b&gt;", "nodes", "3", "edges", "2", "edges per node", "1.33 (1 to 2)"):
+        assert f">{text}</" in page
+    assert "cliques" not in page
+    cliques_page = topologies.d_cliques(np.eye(2)[np.arange(5) % 2], clique_size=2)._repr_html_()
+    assert ">3 of 1 to 2 nodes</td>" in cliques_page
+    assert len(topologies.ring(1000)._repr_html_()) < 1000

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dcliques_jax import _checks
+from dcliques_jax import _checks, _html
 from dcliques_jax.datasets import Dataset
 
 
@@ -53,6 +53,15 @@ class PartitionedDataset:
         smallest, largest = self.sizes.min(), self.sizes.max()
         each = f"{smallest}" if smallest == largest else f"{smallest} to {largest}"
         return f"PartitionedDataset({self.dataset.name!r}, num_nodes={self.num_nodes}, {each} examples a node)"
+
+    def _repr_html_(self) -> str:
+        labels = (self.label_counts > 0).sum(axis=1)
+        rows = [
+            ("nodes", f"{self.num_nodes:,}"),
+            ("examples per node", _html.span(self.sizes.min(), self.sizes.max())),
+            ("labels per node", f"{_html.span(labels.min(), labels.max())} of {self.dataset.num_classes}"),
+        ]
+        return _html.table(self.dataset.name, rows)
 
 
 def from_indices(dataset: Dataset, indices: Sequence[npt.ArrayLike]) -> PartitionedDataset:

@@ -1,31 +1,108 @@
 """Pictures of topologies, partitions and results.
 
-Every function draws into the matplotlib axes `ax`, by default into a new figure, and returns the axes. Text and edges
-take the colours of the axes: pictures suit light and dark styles alike.
+Every function draws into the matplotlib axes `ax`, by default into a new figure, and returns the axes. New figures are
+as wide as matplotlib's setting `figure.figsize`, lines as wide as `lines.linewidth`. Text and edges take the colours of
+the axes, so pictures suit light and dark styles. `style` sets sizes for a paper, and `save` writes a file of them:
+
+    with plotting.style("column"):
+        axes = result.plot()
+    plotting.save(axes, "accuracy.pdf")
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse.csgraph
 
-from dcliques_jax import _checks, cliques, mixing
+from dcliques_jax import _checks, algorithms, cliques, mixing
 from dcliques_jax.partitions import PartitionedDataset
 from dcliques_jax.results import Result
 from dcliques_jax.topologies import Topology
 
-# Okabe and Ito's palette, without its yellow: told apart by colour-blind readers, on white and on dark grounds.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
+# Okabe and Ito's palette, without yellow, which is hard to see on white, and without grey, which looks like pink and
+# green to colour-blind readers.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Dashes in line widths. Five styles and six colours have no common factor: curve i takes style i % 5 and colour i % 6,
+# so neighbours differ in both, and the first 30 curves all differ.
+LINE_STYLES: tuple[Any, ...] = (
+    "solid",
+    (0, (4, 1.5)),
+    (0, (1, 1.2)),
+    (0, (6, 1.5, 1, 1.5)),
+    (0, (4, 1.2, 1, 1.2, 1, 1.2)),
+)
 # Petroff's ten (arXiv:2107.02270), for classes: about as far apart as ten can be, for colour-blind readers too.
 CLASS_COLOURS = (
     *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6"),
     *("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
 )
+_WIDTHS = {"column": 3.3, "page": 6.9}  # inches, of a two-column paper
+_TEXT_AS_TEXT: dict[Any, Any] = {"svg.fonttype": "none", "pdf.fonttype": 42, "ps.fonttype": 42}
+_LEGEND = {"handlelength": 2.4, "columnspacing": 1.0}  # handles as short as dashes can be told apart in
+_THIN = 0.4  # width of the lines of extremes, relative to that of means
+# What the legend explains: thin lines, bands and triangles. Artists are labelled with it after an underscore, which
+# keeps each of them out of the legend.
+_EXTREMES = "min and max over nodes"
+_SEEDS = "min and max over seeds"
+_ZERO = "zero"
 _MOST_PIES = 200  # nodes; in larger graphs pies would be too small to read
 _MOST_BY_DISTANCE = 1500  # nodes to place by their distances, which takes time by the cube of their number
 _MOST_EDGES = 20_000  # to draw; more take long, and cover the ground all the same
+
+
+def style(size: str = "column") -> AbstractContextManager[None]:
+    """Sizes for a paper: 8 pt text, 1.2 pt lines and figures as wide as a column or a page.
+
+    The sizes hold for all that is created inside the `with` block, also by matplotlib itself. Other settings stay as
+    they are. Combine it with a style of matplotlib to change those: `with plt.style.context("dark_background"),
+    plotting.style("column"): ...`.
+
+    Args:
+      size: `"column"` for 3.3 inches, `"page"` for 6.9 inches.
+
+    >>> from dcliques_jax import topologies
+    >>> with style("column"):
+    ...     axes = topologies.ring(10).plot()
+    >>> float(axes.figure.get_figwidth())
+    3.3
+    """
+    import matplotlib as mpl
+
+    _checks.choice("size", size, tuple(_WIDTHS))
+    texts = ("font.size", "figure.titlesize", "axes.titlesize", "axes.labelsize", "legend.fontsize")
+    ticks = ("xtick.labelsize", "ytick.labelsize")
+    width = _WIDTHS[size]
+    settings: dict[Any, Any] = {"lines.linewidth": 1.2, "figure.figsize": (width, 2 / 3 * width)}
+    return mpl.rc_context(settings | dict.fromkeys(texts + ticks, 8.0) | _TEXT_AS_TEXT)
+
+
+def save(picture: Any, path: str | os.PathLike[str], **options: Any) -> None:
+    """Writes a picture to a file in the format of its suffix, with text as text in PDF, SVG and EPS files.
+
+    By default matplotlib writes outlines into SVG files and Type 3 fonts into PDF files: the former cannot be searched,
+    the latter are refused by some publishers.
+
+    Args:
+      picture: matplotlib axes or figure.
+      path: file to write.
+      **options: passed on to matplotlib's `Figure.savefig`, such as `dpi=300`.
+
+    >>> import pathlib, tempfile
+    >>> from dcliques_jax import topologies
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder) / "ring.svg"
+    ...     save(topologies.ring(10).plot(), path)
+    ...     ">ring</text>" in path.read_text()
+    True
+    """
+    import matplotlib as mpl
+
+    with mpl.rc_context(_TEXT_AS_TEXT):
+        picture.figure.savefig(path, **options)
 
 
 def plot_topology(topology: Topology, label_distribution: npt.ArrayLike | None = None, *, ax: Any = None) -> Any:
@@ -33,8 +110,9 @@ def plot_topology(topology: Topology, label_distribution: npt.ArrayLike | None =
 
     Cliques are small circles of nodes on a large circle; many of them zigzag around it, and those of a fractal are
     circles of circles. A node stands on the side of the cliques it is linked to. Edges inside cliques are the fainter
-    ones. Without cliques, rings and complete graphs are circles; in other graphs of up to 1,500 nodes near nodes are
-    drawn near. Of more than 20,000 edges a random 20,000 are drawn, and the title says so.
+    ones. Without cliques, rings and complete graphs are circles, and rectangular grids are upright with the longer
+    side across. In other graphs of up to 1,500 nodes near nodes are drawn near. Of more than 20,000 edges a random
+    20,000 are drawn, and the title says so.
 
     Args:
       topology: any topology.
@@ -60,7 +138,7 @@ def plot_topology(topology: Topology, label_distribution: npt.ArrayLike | None =
         edges = edges[np.random.default_rng(0).choice(len(edges), _MOST_EDGES, replace=False)]
     places, room = _places(topology)
     radius = min(room, 0.1)
-    ax = _axes(ax, (6, 5) if n <= _MOST_PIES else (9, 8))
+    ax = _axes(ax, 5 / 6)
     ink = ax.xaxis.label.get_color()
     ids = np.arange(n) if topology.clique_ids is None else topology.clique_ids
     inside = ids[edges[:, 0]] == ids[edges[:, 1]]
@@ -84,16 +162,16 @@ def plot_partition(data: PartitionedDataset, *, ax: Any = None) -> Any:
     """Draws how many examples of each label every node holds."""
     from matplotlib.ticker import MaxNLocator
 
-    ax = _axes(ax, (7, 3))
+    ax = _axes(ax, 3 / 7)
     image = ax.imshow(data.label_counts.T, aspect="auto", origin="lower", vmin=0, cmap="viridis")
     ax.set(xlabel="node", ylabel="label")
     ax.locator_params(integer=True)
-    ax.figure.colorbar(image, ax=ax, label="examples", ticks=MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    ax.figure.colorbar(image, ax=ax, label="examples", ticks=MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
     return ax
 
 
 def plot_accuracy(results: Mapping[str, Result], *, ax: Any = None, x: str = "epoch") -> Any:
-    """Draws test accuracy over time, one colour a result: mean over nodes bold, minimum and maximum thin.
+    """Draws test accuracy over time, one colour and line style a result: mean over nodes bold, min and max thin.
 
     Of several seeds every line is the mean, and a band reaches from the seed with the lowest mean over nodes to the
     one with the highest: thin lines show how nodes differ, bands how seeds do.
@@ -103,31 +181,32 @@ def plot_accuracy(results: Mapping[str, Result], *, ax: Any = None, x: str = "ep
       ax: matplotlib axes.
       x: what time is counted in, `"epoch"` or `"round"`.
     """
-    _checks.choice("x", x, ("epoch", "round"))
-    _check_mapping(results, "result")
-    ax = _axes(ax, (6, 4))
-    for label, result, colour in _coloured(results, ax):
-        time, percent = getattr(result.history, x), _percent(result)
-        _curve(ax, time, percent.mean(axis=2), colour, label)
-        for extreme in (percent.min(axis=2), percent.max(axis=2)):
-            ax.plot(time, extreme.mean(axis=0), color=colour, linewidth=0.8)
-    return _finish(ax, f"{x}s", "test accuracy (%)")
+    return _plot_nodes(results, "accuracy", 100, "test accuracy (%)", ax, x)
+
+
+def plot_loss(results: Mapping[str, Result], *, ax: Any = None, x: str = "epoch") -> Any:
+    """Draws test loss over time, with the lines, bands and arguments of `plot_accuracy`."""
+    return _plot_nodes(results, "loss", 1, "test loss", ax, x)
 
 
 def plot_consensus(results: Mapping[str, Result], *, ax: Any = None) -> Any:
-    """Draws the distance of models from their mean over epochs, on a logarithmic axis that leaves out exact zeros.
+    """Draws the distance of models from their mean over epochs, on a logarithmic axis.
 
+    A distance of exactly zero, such as that of equal models before training, is a triangle at the bottom of the axes.
     Of several seeds the mean is drawn, and a band from the lowest to the highest. `results` are by their label.
     """
     _check_mapping(results, "result")
-    ax = _axes(ax, (6, 4))
-    for label, result, colour in _coloured(results, ax):
+    new, ax = ax is None, _axes(ax, 2 / 3)
+    for label, result, look in _looks(results, ax):
         history = result.history
         distance = history.consensus_distance.reshape(-1, len(history.epoch))
-        apart = (distance > 0).all(axis=0)
-        _curve(ax, history.epoch[apart], distance[:, apart], colour, label)
+        apart = (distance > 0).any(axis=0)
+        _curve(ax, history.epoch, np.where(apart, distance, np.nan), look, label)
+        if not apart.all():
+            below = {"transform": ax.get_xaxis_transform(), "clip_on": False, "label": f"_{_ZERO}"}
+            ax.plot(history.epoch[~apart], np.zeros((~apart).sum()), "v", color=look.colour, **below)
     ax.set_yscale("log")
-    return _finish(ax, "epochs", "consensus distance")
+    return _finish(ax, "epochs", "consensus distance", new)
 
 
 def plot_accuracy_per_message(
@@ -140,8 +219,8 @@ def plot_accuracy_per_message(
 
     Args:
       results: results by the label they get in the legend.
-      messages: messages per node and round by label, for algorithms that send others than `dsgd` does and for loaded
-        results, which do not tell whether gradients were averaged.
+      messages: messages per node and round by label. Needed for algorithms other than `dsgd` and for loaded results,
+        which do not tell what was sent. An algorithm that has the state of `dsgd` is counted as `dsgd`.
       ax: matplotlib axes.
     """
     _check_mapping(results, "result")
@@ -149,12 +228,13 @@ def plot_accuracy_per_message(
     if unknown := set(given) - set(results):
         raise ValueError(f"messages are given for {sorted(unknown)}, but the results are {list(results)}")
     rates = {label: given[label] if label in given else _messages(label, result) for label, result in results.items()}
-    ax = _axes(ax, (6, 4))
-    for label, result, colour in _coloured(results, ax):
+    new, ax = ax is None, _axes(ax, 2 / 3)
+    for label, result, look in _looks(results, ax):
         sent = result.history.round * rates[label]
-        _curve(ax, sent[sent > 0], _percent(result).mean(axis=2)[:, sent > 0], colour, label)
+        percent = 100 * _by_seed(result.history.accuracy)
+        _curve(ax, sent[sent > 0], percent.mean(axis=2)[:, sent > 0], look, label)
     ax.set_xscale("log")
-    return _finish(ax, "messages sent per node", "test accuracy (%)")
+    return _finish(ax, "messages sent per node", "test accuracy (%)", new)
 
 
 def plot_skew(
@@ -173,26 +253,110 @@ def plot_skew(
         name: np.concatenate([cliques.skew(ids, label_distribution) for ids in np.atleast_2d(several)])
         for name, several in clique_ids_by_name.items()
     }
-    ax = _axes(ax, (6, 4))
+    new, ax = ax is None, _axes(ax, 2 / 3)
     bins = np.linspace(0, max(0.1, *(values.max() for values in skews.values())), 31)
-    for label, values, colour in _coloured(skews, ax):
+    for label, values, look in _looks(skews, ax):
         percent = np.full(len(values), 100 / len(values))
-        style = {"histtype": "stepfilled", "facecolor": (colour, 0.4), "edgecolor": colour, "linewidth": 1.5}
-        ax.hist(values, bins, weights=percent, label=label, **style)
-    return _finish(ax, "skew of a clique", "cliques (%)")
+        edge = {"edgecolor": look.colour, "linestyle": look.style, "linewidth": _line_width()}
+        ax.hist(values, bins, weights=percent, label=label, histtype="stepfilled", facecolor=(look.colour, 0.4), **edge)
+    return _finish(ax, "skew of a clique", "cliques (%)", new)
 
 
-def _axes(ax: Any, figsize: tuple[float, float]) -> Any:
+def place_legend(ax: Any, *, grow: bool = False) -> None:
+    """Draws the legend where it covers no curve: inside the axes if there is room, else below them.
+
+    The functions of this module do so. Call it again after you changed the limits or the size of the axes. Axes also
+    change in size when you draw into others of the same figure.
+
+    Args:
+      ax: matplotlib axes with labelled curves.
+      grow: whether a legend below the axes makes the figure higher. Otherwise the axes become lower.
+    """
+    figure = ax.figure.figure  # the whole one, also of axes in a subfigure
+    handles, labels = ax.get_legend_handles_labels()
+    handles = [*handles, *_notes(ax)]
+    labels = [*labels, *(note.get_label() for note in handles[len(labels) :])]
+    legend = ax.legend(handles, labels, **_LEGEND)
+    legend.set_in_layout(False)  # inside the axes it takes no room
+    figure.draw_without_rendering()  # what covers what depends on the layout
+    if not _covers(legend, ax):
+        return
+    _legend_below(ax, handles, labels)
+    height = ax.get_legend().get_window_extent().height / figure.dpi
+    if grow:
+        figure.set_figheight(figure.get_figheight() + height)
+    elif figure.get_layout_engine() is None:  # which would make room
+        figure.draw_without_rendering()
+        missing = 0.01 - ax.get_legend().get_window_extent().y0 / figure.bbox.height
+        if missing > 0:
+            figure.subplots_adjust(bottom=figure.subplotpars.bottom + missing)
+
+
+class _Look(NamedTuple):
+    colour: str
+    style: Any  # a line style of matplotlib
+
+
+def _axes(ax: Any, aspect: float) -> Any:
+    """The given axes, or those of a new figure whose height is its width times `aspect`."""
     import matplotlib.pyplot as plt
 
-    return plt.subplots(figsize=figsize, layout="constrained")[1] if ax is None else ax
+    width = plt.rcParams["figure.figsize"][0]
+    return plt.subplots(figsize=(width, aspect * width), layout="constrained")[1] if ax is None else ax
 
 
-def _finish(ax: Any, xlabel: str, ylabel: str) -> Any:
+def _line_width() -> float:
+    import matplotlib as mpl
+
+    return float(mpl.rcParams["lines.linewidth"])
+
+
+def _finish(ax: Any, xlabel: str, ylabel: str, new: bool) -> Any:
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.grid(alpha=0.25)
-    ax.legend()
+    place_legend(ax, grow=new)
     return ax
+
+
+def _notes(ax: Any) -> list[Any]:
+    """Legend entries that explain what is drawn in the axes besides the labelled curves."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    ink, present = ax.xaxis.label.get_color(), {artist.get_label() for artist in (*ax.lines, *ax.collections)}
+    notes = (
+        Line2D([], [], color=ink, linewidth=_THIN * _line_width(), label=_EXTREMES),
+        Patch(facecolor=ink, alpha=0.3, label=_SEEDS),
+        Line2D([], [], color=ink, marker="v", linestyle="none", label=_ZERO),
+    )
+    return [note for note in notes if f"_{note.get_label()}" in present]
+
+
+def _covers(legend: Any, ax: Any) -> bool:
+    """Whether a legend hides a part of a curve, a band or a histogram, or does not fit into the axes."""
+    box, room = legend.get_window_extent().padded(2), ax.bbox
+    if box.width > room.width or box.height > room.height:
+        return True
+    curves = [line.get_transform().transform_path(line.get_path()) for line in ax.lines]
+    shapes = [patch.get_transform().transform_path(patch.get_path()) for patch in ax.patches]
+    shapes += [each.get_transform().transform_path(path) for each in ax.collections for path in each.get_paths()]
+    hidden = [path.cleaned(remove_nans=True).intersects_bbox(box, filled=False) for path in curves]
+    return any(hidden) or any(path.intersects_bbox(box) for path in shapes)
+
+
+def _legend_below(ax: Any, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """Centres the legend under the axes and their labels, in as many columns as are not wider than these."""
+    from matplotlib.transforms import ScaledTranslation
+
+    # Distances from the axes are in inches: they stay right when the layout changes the size of the axes.
+    dpi, inner, outer = ax.figure.dpi, ax.bbox, ax.get_tightbbox()
+    centre, bottom = (outer.x0 + outer.x1 - inner.x0 - inner.x1) / 2, outer.y0 - inner.y0
+    under = ax.transAxes + ScaledTranslation(centre / dpi, bottom / dpi, ax.figure.dpi_scale_trans)
+    for columns in range(min(4, len(handles)), 0, -1):
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": under, "borderaxespad": 0.3}
+        legend = ax.legend(handles, labels, ncols=columns, **_LEGEND, **place)
+        if legend.get_window_extent().width <= outer.width:
+            return
 
 
 def _check_mapping(by_label: Any, what: str) -> None:
@@ -200,41 +364,58 @@ def _check_mapping(by_label: Any, what: str) -> None:
         raise ValueError(f"there is no {what} to draw in {by_label!r}: pass a mapping such as {{'label': {what}}}")
 
 
-def _coloured(by_label: Mapping[str, Any], ax: Any) -> Iterator[tuple[str, Any, str]]:
-    """Labels and what they stand for with a colour each; colours go on after those in use."""
+def _looks(by_label: Mapping[str, Any], ax: Any) -> Iterator[tuple[str, Any, _Look]]:
+    """Labels and what they stand for with a look each; looks go on after those in use."""
     drawn = len(ax.get_legend_handles_labels()[1])
     for number, (label, value) in enumerate(by_label.items(), start=drawn):
-        yield label, value, COLOURS[number % len(COLOURS)]
+        yield label, value, _Look(COLOURS[number % len(COLOURS)], LINE_STYLES[number % len(LINE_STYLES)])
 
 
-def _percent(result: Result) -> np.ndarray:
-    """Accuracy as [seeds, t, nodes], of one seed or of several."""
-    accuracy = result.history.accuracy
-    return 100 * accuracy.reshape(-1, *accuracy.shape[-2:])
+def _by_seed(values: np.ndarray) -> np.ndarray:
+    """Values [t, nodes] of one seed or [seeds, t, nodes] of several, as the latter."""
+    return values.reshape(-1, *values.shape[-2:])
 
 
-def _curve(ax: Any, x: np.ndarray, values: np.ndarray, colour: str, label: str) -> None:
+def _plot_nodes(results: Mapping[str, Result], field: str, scale: float, ylabel: str, ax: Any, x: str) -> Any:
+    """Draws a field [t, nodes] of histories over time: its mean over nodes bold, its extremes thin."""
+    _checks.choice("x", x, ("epoch", "round"))
+    _check_mapping(results, "result")
+    new, ax = ax is None, _axes(ax, 2 / 3)
+    for label, result, look in _looks(results, ax):
+        time, values = getattr(result.history, x), scale * _by_seed(getattr(result.history, field))
+        _curve(ax, time, values.mean(axis=2), look, label)
+        for extreme in (values.min(axis=2), values.max(axis=2)):
+            thin = {"linewidth": _THIN * _line_width(), "label": f"_{_EXTREMES}"}
+            ax.plot(time, extreme.mean(axis=0), color=look.colour, linestyle=look.style, **thin)
+    return _finish(ax, f"{x}s", ylabel, new)
+
+
+def _curve(ax: Any, x: np.ndarray, values: np.ndarray, look: _Look, label: str) -> None:
     """The mean of values [seeds, t] over seeds, and a band from the lowest to the highest."""
-    ax.plot(x, values.mean(axis=0), color=colour, linewidth=2.5, label=label)
+    ax.plot(x, values.mean(axis=0), color=look.colour, linestyle=look.style, label=label)
     if len(values) > 1:
-        ax.fill_between(x, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.3, linewidth=0)
+        band = {"alpha": 0.3, "linewidth": 0, "label": f"_{_SEEDS}"}
+        ax.fill_between(x, values.min(axis=0), values.max(axis=0), color=look.colour, **band)
 
 
 def _messages(label: str, result: Result) -> float:
     """Messages that a node sends in a round, the mean over topologies if there are several."""
     graphs = result.topology if isinstance(result.topology, list) else [result.topology]
     reports = [graph.report() for graph in graphs]
-    averaging = getattr(getattr(result.state, "algorithm", None), "gradient_weights", None)
+    algorithm = getattr(result.state, "algorithm", None)
     cliques = None if graphs[0].gradient_edges is None else mixing.clique_average(graphs[0])
-    if isinstance(averaging, mixing.Identity) or (averaging is None and cliques is None):
-        return float(np.mean([report.messages for report in reports]))
-    if averaging is None or type(averaging) is not type(cliques):
-        raise ValueError(
-            f"result {label!r} does not tell over whom gradients were averaged: pass its messages per node and round, "
-            f"messages={{{label!r}: {reports[0].messages_averaging or reports[0].messages:g}}} if over cliques and "
-            f"{reports[0].messages:g} if not at all"
-        )
-    return float(np.mean([report.messages_averaging for report in reports]))
+    if isinstance(algorithm, algorithms.DSGDState):
+        if isinstance(algorithm.gradient_weights, mixing.Identity):
+            return float(np.mean([report.messages for report in reports]))
+        if type(algorithm.gradient_weights) is type(cliques):
+            return float(np.mean([report.messages_averaging for report in reports]))
+    averaged = (
+        "" if cliques is None else f", and {reports[0].messages_averaging:g} if it averages gradients over cliques"
+    )
+    raise ValueError(
+        f"result {label!r} does not tell what messages its algorithm sent: pass their number per node and round, "
+        f"messages={{{label!r}: {reports[0].messages:g}}} if it sends models over every edge{averaged}"
+    )
 
 
 def _class_colours(count: int) -> list[Any]:
@@ -263,6 +444,8 @@ def _places(topology: Topology) -> tuple[np.ndarray, float]:
     n, degrees = topology.num_nodes, topology.degrees
     if topology.clique_ids is not None:
         return _places_in_cliques(topology, topology.clique_ids)
+    if (places := _places_in_grid(topology)) is not None:
+        return places
     if n <= _MOST_BY_DISTANCE and (degrees != 2).any() and (degrees != n - 1).any():
         return _places_by_distance(topology)
     circle, radius = _circle(n, 1.0)
@@ -312,6 +495,29 @@ def _circle(count: int, radius: float, most: int = 150) -> tuple[np.ndarray, flo
     circles = innermost * (1 + 2.2 * fits * (np.arange(count) % rows))
     angles = np.pi / 2 - 2 * np.pi * np.arange(count) / count
     return circles[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1), innermost * fits
+
+
+def _places_in_grid(topology: Topology) -> tuple[np.ndarray, float] | None:
+    """Places in upright rows and columns if the graph is a rectangular grid with corners, else None."""
+    n, corners = topology.num_nodes, np.flatnonzero(topology.degrees == 2)
+    if len(corners) != 4 or n == 4:
+        return None
+    first = corners[0]
+    from_first = scipy.sparse.csgraph.shortest_path(topology.adjacency(), unweighted=True, indices=first)
+    second = corners[np.argsort(from_first[corners])[2]]  # the corner at the other end of the longer side
+    from_second = scipy.sparse.csgraph.shortest_path(topology.adjacency(), unweighted=True, indices=second)
+    side = from_first[second]
+    places = np.stack([from_first - from_second + side, side - from_first - from_second], axis=1) / 2
+    shape = np.ptp(places, axis=0) + 1
+    # Distinct places that fill a rectangle, and as many edges as it has, all between next ones: a grid and no other.
+    grid_edges = 2 * n - shape.sum()
+    if shape.prod() != n or len(np.unique(places, axis=0)) != n or len(topology.edges) != grid_edges:
+        return None
+    if (np.abs(np.diff(places[topology.edges], axis=1)).sum(axis=2) != 1).any():
+        return None
+    places -= places.mean(axis=0)
+    radius = 0.33 / (np.linalg.norm(places, axis=1).max() + 0.33)
+    return places * radius / 0.33, radius
 
 
 def _places_by_distance(topology: Topology) -> tuple[np.ndarray, float]:

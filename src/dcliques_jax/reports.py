@@ -1,19 +1,18 @@
 """What a topology costs and promises, before any training."""
 
 import dataclasses
-import html
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse.csgraph
 
-from dcliques_jax import _checks, _halos, _placements, cliques, mixing
+from dcliques_jax import _checks, _halos, _html, _placements, cliques, mixing
 from dcliques_jax.topologies import Topology
 
 _MOST_DISTANCES = 10_000_000  # that are measured; in larger graphs from random nodes, as many as this makes
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Report:
     """The properties of a topology under Metropolis-Hastings weights; prints as a table, in notebooks as HTML.
 
@@ -92,13 +91,15 @@ class Report:
     def __str__(self) -> str:
         return "\n".join([self._title(), *(f"  {label:<28} {value}" for label, value in self._rows())])
 
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td style='text-align:left'>{html.escape(label).replace('  ', '&emsp;')}</td>"
-            f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
-            for label, value in self._rows()
+    def __repr__(self) -> str:
+        grouped = "" if self.num_cliques is None else f", cliques={self.num_cliques}"
+        return (
+            f"Report({self.name!r}, num_nodes={self.num_nodes}, edges={self.num_edges}{grouped}, "
+            f"edges_per_node={self.edges_per_node:.2f}, spectral_gap={self.spectral_gap:.3g})"
         )
-        return f"<table><caption>{html.escape(self._title())}</caption>{rows}</table>"
+
+    def _repr_html_(self) -> str:
+        return _html.table(self._title(), self._rows())
 
 
 def make_report(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dcliques_jax import _files
+from dcliques_jax import _files, _html
 from dcliques_jax.topologies import Topology
 
 
@@ -75,6 +75,21 @@ class Result:
     def __str__(self) -> str:
         lines = [f"  {name}: {_shown(value)}" for name, value in self.provenance.items() if value is not None]
         return "\n".join([repr(self), *lines])
+
+    def _repr_html_(self) -> str:
+        history, told = self.history, self.provenance
+        accuracy, loss = history.accuracy[..., -1, :], history.loss[..., -1, :]
+        measured = {
+            "test accuracy": f"{accuracy.mean():.1%} ({_html.span(accuracy.min(), accuracy.max(), '.1%')} over nodes)",
+            "test loss": f"{loss.mean():.3g} ({_html.span(loss.min(), loss.max(), '.3g')} over nodes)",
+            "accuracy of the mean model": f"{history.mean_model_accuracy[..., -1].mean():.1%}",
+            "consensus distance": f"{history.consensus_distance[..., -1].mean():.3g}",
+        }
+        seeds = {"seeds": f"{len(accuracy)}"} if accuracy.ndim == 2 else {}
+        trained = {"nodes": f"{told['num_nodes']:,}", "rounds": f"{history.round[-1]:,} ({history.epoch[-1]:g} epochs)"}
+        setting = {"data set": told.get("dataset"), "model": told.get("model")}
+        known = {name: str(value) for name, value in setting.items() if value is not None}
+        return _html.table(told["topology"], (known | trained | seeds | measured).items())
 
     def plot(self, ax: Any = None, *, label: str | None = None) -> Any:
         """Draws test accuracy over epochs as the paper does: mean over nodes bold, minimum and maximum thin."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from dcliques_jax import _checks, wirings
+from dcliques_jax import _checks, _html, wirings
 from dcliques_jax import cliques as cliques_lib
 
 if TYPE_CHECKING:
@@ -60,6 +60,15 @@ class Topology:
     def __repr__(self) -> str:
         grouped = "" if self.clique_ids is None else f", cliques={self.clique_ids.max() + 1}"
         return f"Topology({self.name!r}, num_nodes={self.num_nodes}, edges={len(self.edges)}{grouped})"
+
+    def _repr_html_(self) -> str:
+        degrees = self.degrees
+        each = f"{degrees.mean():.2f} ({_html.span(degrees.min(), degrees.max())})"
+        rows = [("nodes", f"{self.num_nodes:,}"), ("edges", f"{len(self.edges):,}"), ("edges per node", each)]
+        if self.clique_ids is not None:
+            sizes = np.bincount(self.clique_ids)
+            rows.append(("cliques", f"{len(sizes):,} of {_html.span(sizes.min(), sizes.max())} nodes"))
+        return _html.table(self.name, rows)
 
 
 def from_edges(

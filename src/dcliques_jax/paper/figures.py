@@ -13,11 +13,10 @@ def draw(experiment: Experiment | SkewExperiment, measured: Mapping[str, Any]) -
     """A matplotlib figure of what was measured, by label; None where there is nothing to draw."""
     if not measured:
         return None
-    return (
-        _draw_skews(experiment, measured)
-        if isinstance(experiment, SkewExperiment)
-        else _draw_curves(experiment, measured)
-    )
+    with plotting.style("page"):
+        if isinstance(experiment, SkewExperiment):
+            return _draw_skews(experiment, measured)
+        return _draw_curves(experiment, measured)
 
 
 def _draw_curves(experiment: Experiment, results: Mapping[str, Any]) -> Any:
@@ -36,9 +35,11 @@ def _draw_curves(experiment: Experiment, results: Mapping[str, Any]) -> Any:
     for ax, (title, curves) in zip(axes, panels.items(), strict=True):
         if curves:
             plotting.plot_accuracy(curves, ax=ax)
-            ax.legend(fontsize="small")
             ax.xaxis.get_major_locator().set_params(integer=True)
         ax.set(title=title, xlim=(0, last), ylim=(lowest, highest + 0.05 * (highest - lowest)))
+    for ax in axes[: len(panels)]:
+        if ax.lines:
+            plotting.place_legend(ax)  # again, after all limits are set
     return figure
 
 
@@ -48,18 +49,18 @@ def _draw_skews(experiment: SkewExperiment, skews: Mapping[str, np.ndarray]) -> 
     if experiment.over_steps:
         for colour, (label, trajectories) in zip(plotting.COLOURS, skews.items(), strict=False):
             steps = np.arange(trajectories.shape[1])
-            axes[0].plot(steps, trajectories.mean(axis=0), color=colour, linewidth=2.5, label=label)
+            axes[0].plot(steps, trajectories.mean(axis=0), color=colour, label=label)
             for extreme in (trajectories.min(axis=0), trajectories.max(axis=0)):
-                axes[0].plot(steps, extreme, color=colour, linewidth=0.8)
+                axes[0].plot(steps, extreme, color=colour, linewidth=0.6)
         axes[0].set(xlabel="steps of Greedy Swap", ylabel="mean skew of cliques", ylim=(0, None))
-        axes[0].legend()
+        plotting.place_legend(axes[0])
     else:
         for ax, (label, trajectories) in zip(axes, skews.items(), strict=True):
             bins = np.linspace(0, trajectories[:, 0].max(), 41)
             for colour, name, step in zip(plotting.COLOURS, ("Greedy Swap", "random cliques"), (-1, 0), strict=False):
                 ax.hist(trajectories[:, step], bins, color=colour, alpha=0.7, label=name)
             ax.set(title=label, xlabel="mean skew of cliques", ylabel="experiments")
-            ax.legend()
+            plotting.place_legend(ax)
     return figure
 
 
