@@ -1,4 +1,3 @@
-import functools
 import importlib.metadata
 import json
 import os
@@ -9,16 +8,10 @@ import subprocess
 import sys
 import termios
 import tomllib
-import types
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
-import numpy as np
-import pytest
 
 import dcliques_jax
-from dcliques_jax import models
 
 ROOT = pathlib.Path(__file__).parent.parent
 

@@ -20,7 +20,6 @@ _DEVICE_BYTES = 2**30
 
 def over_nodes(function: Callable[..., Any]) -> Callable[..., Any]:
     """Lifts a function of one node's arrays to arrays with the nodes on their first axis."""
-
     # Traced once for all the ways in which it is lifted below.
     function = jax.jit(function, inline=True)
 

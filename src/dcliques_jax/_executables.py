@@ -10,6 +10,7 @@ value.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import types
@@ -46,7 +47,8 @@ class Lowered(NamedTuple):
 
     def compile(self, mesh: Mesh | None = None) -> jax.stages.Compiled:
         """The compiled program; programs of the same text on the same devices are compiled once."""
-        devices = jax.config.jax_default_device if mesh is None else [device.id for device in mesh.devices.flat]
+        default: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
+        devices = default if mesh is None else [device.id for device in mesh.devices.flat]
         key = f"{self.checksum} on {devices}"
         if key not in _compiled:
             _compiled[key] = self.stage.compile()
@@ -59,7 +61,9 @@ class Lowered(NamedTuple):
 _compiled: collections.OrderedDict[str, jax.stages.Compiled] = collections.OrderedDict()
 
 
-def lower(function: Callable[..., Any], parts: Any, *args: Any, donate: tuple[int, ...] = (), **options: Any) -> Lowered:
+def lower(
+    function: Callable[..., Any], parts: Any, *args: Any, donate: tuple[int, ...] = (), **options: Any
+) -> Lowered:
     """Lowers `function(parts, *args, **options)`; see `Parts`. `donate` are numbers of arguments in `args`."""
     compared = Parts(parts)
     if compared.key is None:
@@ -87,10 +91,8 @@ class Parts:
     def __init__(self, value: Any) -> None:
         self.value = value
         self.key: Hashable = None
-        try:
+        with contextlib.suppress(_ChangeableError):
             self.key = _key(value, ())
-        except _ChangeableError:
-            pass
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Parts) and (self is other if self.key is None else self.key == other.key)

@@ -16,10 +16,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dcliques_jax import _devices, _executables, _halos, _placements, _programs, mixing, sampling
+from dcliques_jax._executables import Lowered
 from dcliques_jax._placements import Placement
 from dcliques_jax._plans import Parts, Plan, Run
 from dcliques_jax._programs import Data, Examples, Program, SimulationState
-from dcliques_jax._executables import Lowered
 from dcliques_jax.datasets import Dataset
 from dcliques_jax.topologies import Topology
 
@@ -80,7 +80,7 @@ class Rounds(NamedTuple):
 
     def memory(self) -> int:
         """Bytes of device memory that rounds take at their peak, data and all."""
-        needs = self.program.memory_analysis()
+        needs: Any = self.program.memory_analysis()
         held: int = needs.argument_size_in_bytes + needs.output_size_in_bytes - needs.alias_size_in_bytes
         return held + int(needs.temp_size_in_bytes)
 
@@ -103,7 +103,7 @@ def lower(layout: Layout, plan: Plan, state: Any, data: Data, examples: Examples
     """The program of rounds, before it is compiled."""
     model, _, algorithm, loss_fn, _ = layout.parts
     program = Program(model.apply, loss_fn, algorithm.step, plan.batch_size, plan.rounds_per_epoch)
-    options = {"most_rounds": plan.interval, "mesh": layout.mesh}
+    options: dict[str, Any] = {"most_rounds": plan.interval, "mesh": layout.mesh}
     return _executables.lower(_programs.run, program, state, data, examples, 1, donate=(0,), **options)
 
 
@@ -137,7 +137,7 @@ def _start(run: Run, parts: Parts) -> SimulationState:
     init_key, _ = _keys(run)
     if isinstance(parts.init, str):
         example = run.data.dataset.train_inputs[:1]
-        options = {"kind": parts.init, "num_nodes": run.data.num_nodes}
+        options: dict[str, Any] = {"kind": parts.init, "num_nodes": run.data.num_nodes}
         lowered = _executables.lower(_programs.random_params, parts.model.init, init_key, example, **options)
         params = lowered.compile()(init_key, example)
     else:

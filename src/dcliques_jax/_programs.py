@@ -194,9 +194,9 @@ def evaluate(
     *,
     mesh: Mesh | None,
 ) -> Evaluation:
-    """Evaluates all places, or those `evaluated` `[runs, ..]` of each device, -1 for none; on the examples `chunks` of each run.
+    """Evaluates all places, or those `evaluated` `[runs, ..]` of each device, on the examples `chunks` of each run.
 
-    `functions` are a model's `apply` and the loss, `nodes` those of `Data`; see `metrics.evaluate`.
+    `evaluated` is -1 where a device has fewer than others. `functions` are a model's `apply` and the loss, `nodes` those of `Data`; see `metrics.evaluate`.
     """
     apply, loss_fn = functions
 

@@ -10,7 +10,18 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from dcliques_jax import _checks, _devices, _executables, _layouts, _memory, _programs, algorithms, metrics, mixing, models
+from dcliques_jax import (
+    _checks,
+    _devices,
+    _executables,
+    _layouts,
+    _memory,
+    _programs,
+    algorithms,
+    metrics,
+    mixing,
+    models,
+)
 from dcliques_jax._checkpoints import Checkpoints
 from dcliques_jax._chunks import largest_result
 from dcliques_jax._layouts import Layout, Rounds
