@@ -196,7 +196,8 @@ def evaluate(
 ) -> Evaluation:
     """Evaluates all places, or those `evaluated` `[runs, ..]` of each device, on the examples `chunks` of each run.
 
-    `evaluated` is -1 where a device has fewer than others. `functions` are a model's `apply` and the loss, `nodes` those of `Data`; see `metrics.evaluate`.
+    `evaluated` is -1 where a device has fewer than others. `functions` are a model's `apply` and the loss, `nodes`
+    those of `Data`; see `metrics.evaluate`.
     """
     apply, loss_fn = functions
 
