@@ -27,7 +27,7 @@ import scipy.sparse
 
 from dcliques_jax import _checks
 from dcliques_jax._apart import apart
-from dcliques_jax.topologies import Topology, check_edges
+from dcliques_jax.topologies import Edges, Topology, check_edges
 
 # Above this many neighbours a row is multiplied as part of a dense matrix: unrolling more compiles slowly.
 _MOST_UNROLLED = 64
@@ -305,8 +305,8 @@ def clique_average(topology: Topology) -> Weights:
     return neighbourhood_average(n, edges)
 
 
-def neighbourhood_average(num_nodes: int, edges: npt.ArrayLike) -> Weights:
-    """Averages uniformly over a node and its neighbours by the given undirected edges `[edges, 2]`.
+def neighbourhood_average(num_nodes: int, edges: Edges) -> Weights:
+    """Averages uniformly over a node and its neighbours by the given undirected edges.
 
     Rows sum to 1, columns need not: meant for gradients, not for gossip.
 
