@@ -93,7 +93,14 @@ class Runs:
         length = {"epochs": self.scale.epochs[part.task], "eval_every": self._eval_every(part)}
         examples = (self.scale.eval_examples or {}).get(part.task)
         evaluated = {"eval_nodes": self._eval_nodes(part), "eval_examples": examples}
-        return {**part._asdict(), "batch_size": part.batch_size, **length, **evaluated, "seeds": self.seeds, "init": self.init}
+        return {
+            **part._asdict(),
+            "batch_size": part.batch_size,
+            **length,
+            **evaluated,
+            "seeds": self.seeds,
+            "init": self.init,
+        }
 
     def found(self, part: Setting | SkewStudy) -> Any:
         """What was measured, as far as it was run: a `Result` of a setting, skews `[experiments, steps]`, or None."""
