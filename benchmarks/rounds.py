@@ -84,9 +84,9 @@ class WithTorch(ByHand):
 
         super().__init__(*args)
         self.torch = torch
-        self.inputs = torch.from_numpy(self.inputs)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # CSR is called a beta feature
+            warnings.simplefilter("ignore")  # inputs are read-only, and CSR is called a beta feature
+            self.inputs = torch.from_numpy(self.inputs)
             self.w, self.g = (
                 torch.sparse_csr_tensor(*map(torch.from_numpy, (m.indptr, m.indices, m.data)), m.shape)
                 for m in (self.w, self.g)

@@ -17,7 +17,8 @@ def images(num_nodes, size, shape, num_test=10, seed=0):
         pixels = rng.integers(0, 256, size=(count, *shape), dtype=np.uint8)
         return pixels / np.float32(255), np.arange(count) % 10
 
-    dataset = dc.datasets.from_arrays(*split(num_nodes * size), *split(num_test), byte_scale=(1 / 255, 0.0))
+    splits = (*split(num_nodes * size), *split(num_test))
+    dataset = dc.datasets.from_arrays(*splits, byte_scale=(1 / 255, 0.0), copy=False)
     return dc.partitions.shards(dataset, num_nodes)
 
 

@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import gzip
 import hashlib
@@ -6,12 +7,14 @@ import pickle
 import struct
 import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcliques_jax import _published, datasets
+from dcliques_jax import _published, datasets, partitions, simulate, topologies
 
 
 def test_mnist_split_has_the_published_counts(mnist):
@@ -297,3 +300,161 @@ def test_mnist_5k_knows_its_bytes():
     data = datasets.mnist_5k()
     assert data.train_bytes.dtype == np.uint8
     assert (data.train_bytes.min(), data.train_bytes.max()) == (0, 255)
+
+
+def arrays_of(dataset):
+    """All arrays that are reached through a data set."""
+    found = {name: getattr(dataset, name) for name in (*vars(dataset), "train_bytes")}
+    found |= {f"byte_scale[{k}]": part for k, part in enumerate(dataset.byte_scale or ())}
+    return {name: array for name, array in found.items() if isinstance(array, np.ndarray)}
+
+
+def from_bytes(**arguments):
+    """A data set of all fields, and the arrays that it was made of."""
+    rng = np.random.default_rng(0)
+    given = {"byte_scale": (np.array([1 / 255, 2 / 255]), np.array([0.0, -1.0]))}
+    for split in ("train", "test", "validation"):
+        pixels = rng.integers(0, 256, size=(6, 3, 2), dtype=np.uint8)
+        given[f"{split}_inputs"] = (pixels * given["byte_scale"][0] + given["byte_scale"][1]).astype(np.float32)
+        given[f"{split}_labels"] = np.arange(6, dtype=np.int32) % 3
+    return datasets.from_arrays(**given, **arguments), given
+
+
+def spoil(array):
+    array += 1
+
+
+def copies(value):
+    return copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value)), dataclasses.replace(value)
+
+
+def test_nothing_in_a_data_set_can_be_changed():
+    dataset, _ = from_bytes()
+    for data in (dataset, *copies(dataset), *(build() for build in (datasets.synthetic, datasets.mnist_5k))):
+        assert len(arrays_of(data)) >= 4
+        for array in arrays_of(data).values():
+            with pytest.raises(ValueError, match="read-only"):
+                spoil(array)
+
+
+def test_a_data_set_does_not_follow_the_arrays_it_was_made_of():
+    dataset, given = from_bytes()
+    before = {name: array.copy() for name, array in arrays_of(dataset).items()}
+    for array in (*given.pop("byte_scale"), *given.values()):
+        spoil(array)
+    for name, array in arrays_of(dataset).items():
+        np.testing.assert_array_equal(array, before[name])
+    assert dataset.checksum == from_bytes()[0].checksum
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[:],
+        lambda x: np.broadcast_to(x, (2, *x.shape))[0],
+        lambda x: np.lib.stride_tricks.sliding_window_view(x, 1, axis=0)[..., 0],
+        lambda x: x[::-1],
+    ],
+)
+def test_a_read_only_view_of_memory_that_can_be_changed_is_copied(view):
+    inputs, labels = np.ones((4, 3)), [0, 1, 2, 1]
+    shown = view(inputs)
+    shown.flags.writeable = False
+    dataset = datasets.from_arrays(shown, labels, shown, labels)
+    spoil(inputs)
+    np.testing.assert_array_equal(dataset.train_inputs, 1)
+
+
+def test_arrays_that_nobody_can_change_are_not_copied():
+    inputs, labels = np.ones((4, 3)), np.arange(4, dtype=np.int32)
+    for array in (inputs, labels):
+        array.flags.writeable = False
+    dataset = datasets.from_arrays(inputs, labels, inputs[1:], labels[1:])
+    for again in (dataset, dataclasses.replace(dataset, name="again"), copy.copy(dataset)):
+        assert np.shares_memory(again.train_inputs, inputs)
+        assert np.shares_memory(again.test_inputs, inputs)
+        assert np.shares_memory(again.train_labels, labels)
+    on_device = np.asarray(jnp.ones((4, 3)))
+    assert np.shares_memory(datasets.from_arrays(on_device, labels, on_device, labels).train_inputs, on_device)
+
+
+def test_arrays_that_are_handed_over_become_read_only():
+    whole, labels = np.ones((6, 3)), np.arange(6) % 3
+    dataset = datasets.from_arrays(whole[:4], labels[:4], whole[4:], labels[4:], copy=False)
+    assert np.shares_memory(dataset.train_inputs, whole)
+    assert np.shares_memory(dataset.test_inputs, whole)
+    with pytest.raises(ValueError, match="read-only"):
+        spoil(whole)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+@pytest.mark.parametrize("arguments", [{}, {"copy": False}])
+def test_memory_maps_stay_maps(mode, arguments, tmp_path):
+    np.save(tmp_path / "inputs.npy", np.ones((6, 3)))
+    mapped, labels = np.load(tmp_path / "inputs.npy", mmap_mode=mode), np.arange(6) % 3
+    dataset = datasets.from_arrays(mapped, labels, mapped[4:], labels[4:], **arguments)
+    for inputs in (dataset.train_inputs, dataset.test_inputs):
+        assert isinstance(inputs, np.memmap)
+        assert np.shares_memory(inputs, mapped)
+        with pytest.raises(ValueError, match="read-only"):
+            spoil(inputs)
+    assert mapped.flags.writeable == (mode != "r")  # it is its owner's
+
+
+def test_big_endian_arrays_are_converted():
+    inputs, labels = np.arange(12.0).reshape(4, 3), np.array([0, 1, 2, 1])
+    dataset = datasets.from_arrays(inputs.astype(">f4"), labels.astype(">i8"), inputs.astype(">f4"), labels)
+    assert all(array.dtype.isnative for array in arrays_of(dataset).values())
+    np.testing.assert_array_equal(dataset.train_inputs, inputs)
+    np.testing.assert_array_equal(dataset.train_labels, labels)
+
+
+@pytest.mark.parametrize(
+    "byte_scale",
+    [
+        (0, 0),
+        (0.0, 1.0),
+        (np.nan, 0),
+        (1, np.inf),
+        (1e-60, 0),
+        (1e60, 0),
+        (1,),
+        (1, 0, 0),
+        0.5,
+        ("1/255", 0),
+        (None, 0),
+        (np.ones(2), 0),
+        (np.array([1.0, 0, 1]), 0),
+        (np.ones((4, 3)), 0),
+        (1, np.zeros((2, 3))),
+    ],
+)
+def test_a_byte_scale_that_makes_no_inputs_is_refused(byte_scale):
+    with pytest.raises(ValueError, match=r"(?s)byte_scale=.*must be \(scale, shift\)"):
+        datasets.from_arrays(**GOOD, byte_scale=byte_scale)
+
+
+@pytest.mark.parametrize("name", [None, 3, b"mnist"])
+def test_names_are_strings(name):
+    with pytest.raises(ValueError, match=f"name={name!r} must be a string"):
+        datasets.from_arrays(**GOOD, name=name)
+    with pytest.raises(ValueError, match=f"name={name!r} must be a string"):
+        dataclasses.replace(datasets.from_arrays(**GOOD), name=name)
+
+
+def test_channels_may_have_byte_scales_of_their_own():
+    """Each channel by its own mean and deviation, as is customary; bytes train the same models as floats."""
+    pixels = np.random.default_rng(0).integers(0, 256, size=(60, 2, 2, 3), dtype=np.uint8)
+    mean, deviation = np.array([0.49, 0.48, 0.45]), np.array([0.2, 0.25, 0.3])
+    inputs, labels = ((pixels / 255 - mean) / deviation).astype(np.float32), np.arange(60) % 3
+
+    def trained(byte_scale):
+        data = datasets.from_arrays(inputs, labels, inputs, labels, byte_scale=byte_scale)
+        with jax.numpy_rank_promotion("allow"):
+            result = simulate(topologies.ring(6), partitions.iid(data, 6), epochs=1, progress=False)
+        return data, result.params["Dense_0"]["kernel"]
+
+    data, from_bytes = trained((1 / 255 / deviation, -mean / deviation))
+    np.testing.assert_array_equal(data.train_bytes, pixels)
+    np.testing.assert_allclose(from_bytes, trained(None)[1], atol=1e-6)
+    assert data.checksum != trained((1 / 255 / deviation, list(-mean / deviation + 1e-9)))[0].checksum

@@ -77,6 +77,49 @@ def test_group_norm(groups, shape):
     assert_equal(layers.GroupNorm(groups, epsilon=1e-5), nn.GroupNorm(groups, epsilon=1e-5), inputs)
 
 
+def group_norm(module, inputs, scale, bias):
+    return jax.jit(module.apply)({"params": {"scale": scale, "bias": bias}}, inputs)
+
+
+@pytest.mark.parametrize("parameters", ["the same", jnp.float32])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_group_norm_in_half_precision(dtype, parameters):
+    """Squares of 300 overflow in float16, and in bfloat16 the variance would be lost beside them."""
+    kind = dtype if parameters == "the same" else parameters
+    inputs = (normal(4, 5, 5, 6) * 30 + 300).astype(dtype)
+    scale, bias = (normal(6, seed=seed).astype(kind) for seed in (1, 2))
+    found, expected = (
+        group_norm(module, inputs, scale, bias) for module in (layers.GroupNorm(2), nn.GroupNorm(2, param_dtype=kind))
+    )
+    assert found.dtype == expected.dtype
+    last_bit = float(jnp.finfo(found.dtype).eps)
+    np.testing.assert_allclose(
+        found.astype(jnp.float64), expected.astype(jnp.float64), rtol=2 * last_bit, atol=max(1e-4, 4 * last_bit)
+    )
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_group_norm_in_full_precision_keeps_its_bits(dtype):
+    """Those of the formula without any conversion."""
+
+    @jax.jit
+    def formula(inputs, scale, bias):
+        def of_groups(x):
+            means = x.mean(axis=(1, 2)).reshape(-1, 2, 3)
+            return jnp.broadcast_to(means.mean(axis=2, keepdims=True), means.shape).reshape(-1, 6)
+
+        mean = of_groups(inputs)
+        variance = jnp.maximum(of_groups(jnp.square(inputs)) - jnp.square(mean), 0)
+        factor = jax.lax.rsqrt(variance + 1e-6) * scale[None]
+        shift = bias[None] - mean * factor
+        return inputs * jnp.expand_dims(factor, (1, 2)) + jnp.expand_dims(shift, (1, 2))
+
+    inputs, scale, bias = (normal(*shape).astype(dtype) for shape in [(4, 5, 5, 6), (6,), (6,)])
+    found = group_norm(layers.GroupNorm(2), inputs, scale, bias)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, formula(inputs, scale, bias))
+
+
 def test_groups_must_divide_the_channels():
     with pytest.raises(ValueError, match="num_groups=4 must divide the 6 channels"):
         layers.GroupNorm(4).init(jax.random.key(0), normal(2, 6))

@@ -243,3 +243,107 @@ def test_any_form_can_be_forced(name, form):
     np.testing.assert_allclose(forced.to_dense(), matrix.toarray(), atol=1e-12)
     x = np.random.default_rng(0).normal(size=(forced.num_nodes, 3)).astype(np.float32)
     np.testing.assert_allclose(mixing.mix(forced, x), matrix @ x, atol=1e-5)
+
+
+NEIGHBOURS = (np.array([[1, 2], [0, 1], [0, 2]]), np.array([[0.25, 0.25], [0.5, 0], [0.5, 0]]))
+GROUPS = (np.array([[0, 2], [1, 1]]), np.array([[0.5, 0.5], [1, 0]]), np.array([0, 1, 0]))
+
+
+def test_forms_made_by_hand_multiply_as_their_matrix():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2)), jnp.float32)
+    for weights in (mixing.Neighbours(*NEIGHBOURS), mixing.Groups(*GROUPS), mixing.Dense(np.eye(3)[[1, 2, 0]])):
+        np.testing.assert_allclose(mixing.mix(weights, x), weights.to_dense() @ x, atol=1e-6)
+
+
+def changed(arrays, position, value):
+    return [value if k == position else array for k, array in enumerate(arrays)]
+
+
+@pytest.mark.parametrize("convert", [np.asarray, jnp.asarray, np.ndarray.tolist])
+@pytest.mark.parametrize(
+    ("form", "arrays", "message"),
+    [
+        (mixing.Dense, [np.array([[0.5, 0.6], [0.5, 0.5]])], r"row 0 of the weights sums to 1\.1"),
+        (mixing.Dense, [np.zeros((2, 2))], "row 0 of the weights sums to 0"),
+        (mixing.Dense, [np.array([[np.nan, 1], [0, 1]])], "NaN or infinite"),
+        (mixing.Dense, [np.array([[np.inf, -np.inf], [0, 1]])], "NaN or infinite"),
+        (mixing.Dense, [np.ones((2, 3)) / 3], r"square, not float.. of shape \(2, 3\)"),
+        (mixing.Dense, [np.ones((2, 1, 1))], "square"),
+        (mixing.Neighbours, changed(NEIGHBOURS, 0, np.array([[1, 3], [0, 1], [0, 2]])), "neighbours hold 3.*0..2"),
+        (mixing.Neighbours, changed(NEIGHBOURS, 0, np.array([[1, -1], [0, 1], [0, 2]])), "neighbours hold -1"),
+        (mixing.Neighbours, changed(NEIGHBOURS, 0, NEIGHBOURS[0] + 0.5), "neighbours must be integers.*float"),
+        (mixing.Neighbours, changed(NEIGHBOURS, 1, NEIGHBOURS[1] * np.nan), "values hold NaN"),
+        (mixing.Neighbours, changed(NEIGHBOURS, 1, np.ones((3, 1))), r"values of shape \(3, 1\) must both be"),
+        (mixing.Groups, changed(GROUPS, 0, np.array([[0, 3], [1, 1]])), "members hold 3, which leaves the nodes 0..2"),
+        (mixing.Groups, changed(GROUPS, 0, np.array([[0, 0], [1, 1]])), "node 0 has a share 2 times"),
+        (
+            mixing.Groups,
+            changed(GROUPS, 0, np.array([[0, 1], [2, 2]])),
+            r"node 1 has a share of group 0, but group\[1\]=1",
+        ),
+        (mixing.Groups, changed(GROUPS, 1, np.array([[0.5, 0.25], [1, 0]])), r"shares\[0, 1\]=0\.25.*1/2"),
+        (mixing.Groups, changed(GROUPS, 1, np.array([[0.5, 0.5], [0.0, 0]])), "node 1 has a share 0 times"),
+        (mixing.Groups, changed(GROUPS, 1, np.array([[0.5, np.inf], [1, 0]])), "shares hold NaN or infinite"),
+        (mixing.Groups, changed(GROUPS, 2, np.array([0, 2, 0])), "group hold 2, which leaves the groups 0..1"),
+        (mixing.Groups, changed(GROUPS, 2, np.array([0, 1])), "members hold 2, which leaves the nodes 0..1"),
+        (mixing.Groups, changed(GROUPS, 2, np.array([[0, 1, 0]])), "group must be integers in 1 dimensions"),
+    ],
+)
+def test_wrong_forms_are_refused(form, arrays, message, convert):
+    with pytest.raises(ValueError, match=message):
+        form(*map(convert, arrays))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_weights_cannot_be_changed(name):
+    for leaf in jax.tree.leaves(FORMS[name]):
+        with pytest.raises(ValueError, match="read-only"):
+            leaf += 1
+
+
+@pytest.mark.parametrize(
+    ("form", "arrays"), [(mixing.Neighbours, NEIGHBOURS), (mixing.Groups, GROUPS), (mixing.Dense, [np.eye(3)])]
+)
+def test_weights_do_not_follow_the_arrays_they_were_made_of(form, arrays):
+    given = [array.copy() for array in arrays]
+    weights = form(*given)
+    before = weights.to_dense()
+    for array in given:
+        array += 1
+    np.testing.assert_array_equal(weights.to_dense(), before)
+    on_device = form(*map(jnp.asarray, arrays))
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(on_device))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_weights_hold_whatever_jax_puts_into_them(name):
+    """Shapes, objects and stacks of runs: only what a user passes to a constructor is checked."""
+    weights = FORMS[name]
+    leaves, structure = jax.tree.flatten(weights)
+    for other in (lambda leaf: object(), np.size, lambda leaf: np.zeros(0), lambda leaf: np.stack([leaf, leaf])):
+        put_in = [other(leaf) for leaf in leaves]
+        assert all(a is b for a, b in zip(jax.tree.leaves(jax.tree.unflatten(structure, put_in)), put_in, strict=True))
+    stacked = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), weights)
+    x = jnp.ones((2, weights.num_nodes, 3))
+    np.testing.assert_allclose(jax.vmap(mixing.mix)(stacked, x), x, atol=1e-6)
+
+
+def test_forms_are_made_inside_programs():
+    @jax.jit
+    def mixed(matrix, neighbours, values, x):
+        return mixing.mix(mixing.Dense(matrix), x), mixing.mix(mixing.Neighbours(neighbours, values), x)
+
+    x, matrix = jnp.eye(3), np.eye(3, dtype=np.float32)[[1, 2, 0]]
+    dense, sparse = mixed(matrix, NEIGHBOURS[0], NEIGHBOURS[1].astype(np.float32), x)
+    np.testing.assert_allclose(dense, matrix, atol=1e-6)
+    np.testing.assert_allclose(sparse, mixing.Neighbours(*NEIGHBOURS).to_dense(), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["Neighbours", "Dense"])
+def test_empty_places_are_read_by_nobody(name):
+    weights = FORMS[name]
+    order = np.append(np.random.default_rng(0).permutation(weights.num_nodes), [-1, -1])
+    moved = weights.reordered(order).to_dense()
+    np.testing.assert_array_equal(moved[:-2, :-2], weights.to_dense()[np.ix_(order[:-2], order[:-2])])
+    np.testing.assert_array_equal(moved[-2:], np.eye(len(order))[-2:])
+    np.testing.assert_array_equal(moved[:-2, -2:], 0)

@@ -1,4 +1,6 @@
+import copy
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -165,3 +167,61 @@ def test_notebooks_show_a_small_table():
     for text in ("&lt;b&gt;", "2 to 3", f"{span} of 10"):
         assert f">{text}</" in page
     assert ">10</td>" in partitions.iid(DATA, 100)._repr_html_()
+
+
+INDICES, SIZES = np.array([[4, 5, 6], [7, 8, -1]]), np.array([3, 2])
+
+
+def spoil(array):
+    array += 1
+
+
+def test_partitions_cannot_be_changed():
+    made = partitions.PartitionedDataset(DATA, INDICES, SIZES)
+    again = [copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made)), dataclasses.replace(made)]
+    for data in (made, *again, partitions.from_indices(DATA, [[4, 5], [6]]), partitions.iid(DATA, 3)):
+        for array in (data.indices, data.sizes, data.dataset.train_labels):
+            with pytest.raises(ValueError, match="read-only"):
+                spoil(array)
+        for name in ("label_counts", "label_distribution"):  # computed anew each time
+            before = getattr(data, name).copy()
+            spoil(getattr(data, name))
+            np.testing.assert_array_equal(getattr(data, name), before)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, ">i4"])
+def test_partitions_do_not_follow_the_arrays_they_were_made_of(dtype):
+    indices, sizes = INDICES.astype(dtype), SIZES.astype(dtype)
+    data = partitions.PartitionedDataset(DATA, indices, sizes)
+    rows = [indices[0], indices[1, :2]]
+    also = partitions.from_indices(DATA, rows)
+    spoil(indices)
+    spoil(sizes)
+    for made in (data, also):
+        np.testing.assert_array_equal(made.indices, INDICES)
+        np.testing.assert_array_equal(made.sizes, SIZES)
+        assert made.indices.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dataset": None}, "dataset=None is no Dataset"),
+        ({"indices": np.array([[4, 5, 1000], [7, 8, -1]])}, "indices range from 4 to 1000, but there are 1000"),
+        ({"indices": np.array([[4, 5, 2**32], [7, 8, -1]])}, "indices range from 4 to 4294967296"),
+        ({"indices": np.array([[4, 5, -1], [7, 8, -1]])}, "indices range from -1 to 8"),
+        ({"indices": np.array([[4, 5, 6], [7, 8, 9]])}, r"indices\[1\] must be -1 past the 2 examples.*not \[9\]"),
+        ({"indices": np.array([[4, 5, 6], [7, 8, -2]])}, r"indices\[1\] must be -1 past the 2 examples.*not \[-2\]"),
+        ({"indices": np.array([4, 5, 6])}, r"indices of shape \(3,\) and sizes of shape \(2,\)"),
+        ({"indices": INDICES.astype(float)}, "must be integers, not float64"),
+        ({"sizes": SIZES.astype(float)}, "must be integers, not float64"),
+        ({"sizes": np.array([3, 2, 1])}, r"indices of shape \(2, 3\) and sizes of shape \(3,\)"),
+        ({"sizes": np.array([4, 2])}, r"sizes\[0\]=4 is more than the 3 columns"),
+        ({"sizes": np.array([3, 0])}, "node 1 holds no example"),
+        ({"sizes": np.array([-1, 2])}, "node 0 holds no example"),
+        ({"indices": np.empty((0, 3), int), "sizes": np.empty(0, int)}, "at least one node"),
+    ],
+)
+def test_partitions_made_by_hand_are_checked(change, message):
+    with pytest.raises(ValueError, match=message):
+        partitions.PartitionedDataset(**({"dataset": DATA, "indices": INDICES, "sizes": SIZES} | change))

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import reference
-from dcliques_jax import algorithms, datasets, mixing, models, partitions, simulate, topologies
+from dcliques_jax import algorithms, datasets, models, partitions, simulate, topologies
 from monitoring import compilations, traces
 
 DATA = datasets.synthetic(num_train=400, num_test=50, num_classes=4, input_shape=(5,), seed=1)
@@ -368,7 +368,7 @@ def test_a_healthy_run_warns_of_nothing():
         ({"algorithm": algorithms.dsgd(weights=np.eye(19))}, "weights are for 19 nodes"),
         ({"algorithm": algorithms.dsgd(gradient_weights=np.eye(19))}, "gradient_weights are for 19 nodes"),
         (
-            {"algorithm": algorithms.dsgd(gradient_weights=mixing.Dense(5 * np.eye(20)))},
+            {"algorithm": algorithms.dsgd(gradient_weights=5 * np.eye(20))},
             "weights sums to 5",
         ),
         ({"algorithm": algorithms.dsgd(clique_averaging=True)}, "neither cliques nor gradient edges"),

@@ -1,3 +1,7 @@
+import copy
+import dataclasses
+import pickle
+
 import networkx as nx
 import numpy as np
 import pytest
@@ -270,3 +274,109 @@ def test_notebooks_show_a_small_table():
     cliques_page = topologies.d_cliques(np.eye(2)[np.arange(5) % 2], clique_size=2)._repr_html_()
     assert ">3 of 1 to 2 nodes</td>" in cliques_page
     assert len(topologies.ring(1000)._repr_html_()) < 1000
+
+
+EDGES = np.array([[0, 1], [1, 2], [2, 3]])
+IDS = np.array([0, 0, 1, 1])
+INSIDE = np.array([[0, 1], [2, 3]])
+
+
+def by_hand(**change):
+    parts = {"num_nodes": 4, "edges": EDGES, "clique_ids": IDS, "gradient_edges": INSIDE, "name": "line"}
+    return topologies.Topology(**(parts | change))
+
+
+def spoil(array):
+    array += 1
+
+
+def test_topologies_cannot_be_changed():
+    made = by_hand()
+    again = [copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made)), dataclasses.replace(made)]
+    again += [d_cliques(20, "ring"), topologies.from_edges(4, EDGES, clique_ids=IDS), topologies.diverse_random(P)]
+    for topology in (made, *again, topologies.fully_connected(4), topologies.ring(5)):
+        for array in (topology.edges, topology.clique_ids, topology.gradient_edges):
+            if array is not None:
+                with pytest.raises(ValueError, match="read-only"):
+                    spoil(array)
+        for compute in (lambda t: t.degrees, lambda t: t.adjacency().data):  # anew each time
+            before = compute(topology).copy()
+            spoil(compute(topology))
+            np.testing.assert_array_equal(compute(topology), before)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint16, ">i8"])
+def test_topologies_do_not_follow_the_arrays_they_were_made_of(dtype):
+    edges, ids, inside = (array.astype(dtype) for array in (EDGES, IDS, INSIDE))
+    made = by_hand(edges=edges, clique_ids=ids, gradient_edges=inside), topologies.from_edges(4, edges, clique_ids=ids)
+    for array in (edges, ids, inside):
+        spoil(array)
+    for topology in made:
+        np.testing.assert_array_equal(topology.edges, EDGES)
+        np.testing.assert_array_equal(topology.clique_ids, IDS)
+        np.testing.assert_array_equal(topology.gradient_edges, INSIDE)
+        assert topology.edges.dtype == topology.clique_ids.dtype == topology.gradient_edges.dtype == np.int64
+
+
+def test_millions_of_edges_are_not_copied():
+    edges = topologies.fully_connected(300).edges
+    assert topologies.Topology(300, edges, None, None, "full").edges is edges
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_nodes": 0}, "num_nodes=0 must be an integer"),
+        ({"name": None}, "name=None must be a string"),
+        ({"edges": [[0, 1], [1, 2], [2, 4]]}, r"edge \[2, 4\] leaves the nodes 0\.\.3"),
+        ({"edges": [[-1, 1], [1, 2], [2, 3]]}, r"edge \[-1, 1\] leaves the nodes"),
+        ({"edges": [[0, 1], [1, 1], [1, 2], [2, 3]]}, r"edge \[1, 1\] links a node with itself"),
+        ({"edges": [[0, 1], [1, 2], [1, 2], [2, 3]]}, r"edges must be listed once.*\[\[1, 2\], \[1, 2\]\] at 1"),
+        ({"edges": [[0, 1], [2, 3], [1, 2]]}, r"edges must be listed once.*\[\[2, 3\], \[1, 2\]\] at 1.*from_edges"),
+        ({"edges": [[0, 1], [1, 2], [3, 2]]}, r"edges must be listed once.*the smaller node first.*\[\[3, 2\]\] at 2"),
+        ({"edges": [[0.0, 1.0]]}, "edges must be pairs of integers"),
+        ({"edges": [0, 1]}, "edges must be pairs of integers"),
+        ({"edges": None}, "edges must be pairs of integers"),
+        ({"edges": INSIDE}, "the line of 4 nodes is disconnected: it falls into 2 parts"),
+        ({"edges": []}, "disconnected"),
+        ({"clique_ids": [0, 0, 1]}, "clique_ids must be one integer for each of 4 nodes"),
+        ({"clique_ids": [0, 0, 2, 2]}, "clique_ids must be 0 .. cliques - 1"),
+        ({"clique_ids": IDS.astype(float)}, "clique_ids must be one integer"),
+        ({"gradient_edges": [[0, 1], [1, 3]]}, r"gradient edge \[1, 3\] is not one of the edges"),
+        ({"gradient_edges": EDGES}, r"gradient edge \[1, 2\] links two cliques"),
+        ({"gradient_edges": INSIDE[::-1]}, "gradient_edges must be listed once"),
+        ({"gradient_edges": [[0, 4]]}, "leaves the nodes"),
+        ({"gradient_edges": None}, "gradient_edges=None with clique_ids.*from_edges"),
+    ],
+)
+def test_topologies_made_by_hand_are_checked(change, message):
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        by_hand(**change)
+
+
+def test_edges_are_checked_throughout():
+    """Also where checks go through the edges in parts, at every place where one part may end and another begin."""
+    edges = topologies.fully_connected(300).edges  # 44,850
+    for place in (0, 1, 2**14 - 1, 2**14, 2**14 + 1, len(edges) - 2):
+        swapped = edges.copy()
+        swapped[[place, place + 1]] = edges[[place + 1, place]]
+        with pytest.raises(ValueError, match=f"in order, but hold .* at {place}"):
+            topologies.Topology(300, swapped, None, None, "full")
+        twice = np.insert(edges, place, edges[place], axis=0)
+        with pytest.raises(ValueError, match=f"listed once each.* at {place}"):
+            topologies.Topology(300, twice, None, None, "full")
+
+
+@pytest.mark.parametrize("form", [list, tuple, set, frozenset, iter, dict.fromkeys, lambda edges: (e for e in edges)])
+def test_edges_come_in_any_form(form):
+    pairs = [(2, 1), (0, 1), (3, 2)]
+    np.testing.assert_array_equal(topologies.from_edges(4, form(pairs)).edges, EDGES)
+    weights = mixing.neighbourhood_average(4, form(pairs)).to_dense()
+    np.testing.assert_allclose(weights, reference.neighbourhood_average(4, EDGES), atol=1e-12)
+    assert len(topologies.from_edges(1, form([])).edges) == 0
+
+
+@pytest.mark.parametrize("edges", [[(0, 1), (1, 2, 3)], {frozenset((0, 1))}, "ab", [None], 7])
+def test_edges_that_are_no_pairs_are_refused(edges):
+    with pytest.raises(ValueError, match="edges must be pairs of integers"):
+        topologies.from_edges(4, edges)

@@ -205,4 +205,4 @@ def _local(matrix: mixing.Groups, owner: np.ndarray, most: int, num_devices: int
     # An empty place belongs to any group of its device: nothing that it holds counts.
     at_home = owner[group] == np.arange(len(group)) // per_device
     grouped = np.where(at_home, turn[group], 0).astype(np.int32)
-    return mixing.Groups(members, shares, grouped)
+    return matrix.with_arrays(members, shares, grouped)  # numbers of a device, which are no groups of all nodes

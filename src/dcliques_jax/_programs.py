@@ -38,7 +38,7 @@ class Examples(NamedTuple):
     """Training examples, the same for all runs; on a mesh those of each device in turn, as many for each."""
 
     inputs: Any  # [train, ...] as bytes where the data set knows them
-    byte_scale: tuple[float, float] | None  # (scale, shift) of the bytes
+    byte_scale: tuple[Any, Any] | None  # (scale, shift) of the bytes, numbers or arrays
     labels: Any  # [train]
 
 

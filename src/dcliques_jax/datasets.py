@@ -20,10 +20,16 @@ _SPLIT_SEED = 20220829
 _MNIST_MEAN, _MNIST_DEVIATION = 0.1307, 0.3081
 _MNIST_BYTE_SCALE = (1 / 255 / _MNIST_DEVIATION, -_MNIST_MEAN / _MNIST_DEVIATION)
 
+ByteScale = tuple[float | np.ndarray, float | np.ndarray]
+"""A scale and a shift, each a number or an array that broadcasts to an example, such as one number per channel."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """A classification data set, held in memory; see `from_arrays` to make one."""
+    """A classification data set; see `from_arrays` to make one.
+
+    Its arrays are read-only: it copies those that somebody else could change, but memory maps.
+    """
 
     train_inputs: np.ndarray  # [train, ...]
     train_labels: np.ndarray  # [train] int32 in 0 .. num_classes - 1
@@ -33,18 +39,25 @@ class Dataset:
     validation_inputs: np.ndarray | None = None  # [validation, ...]
     validation_labels: np.ndarray | None = None  # [validation]
     name: str = "arrays"
-    byte_scale: tuple[float, float] | None = None  # (scale, shift) if inputs are scale * byte + shift
+    byte_scale: ByteScale | None = None  # (scale, shift) if inputs are scale * byte + shift
 
     def __post_init__(self) -> None:
+        _checks.text("name", self.name)
         num_classes = _checks.integer("num_classes", self.num_classes, 1, 2**31 - 1)
         if (self.validation_inputs is None) != (self.validation_labels is None):
             raise ValueError("validation_inputs and validation_labels go together: give both or neither")
         for split in ("train", "test") if self.validation_inputs is None else ("train", "test", "validation"):
-            inputs, labels = getattr(self, f"{split}_inputs"), getattr(self, f"{split}_labels")
+            inputs, labels = (np.asanyarray(getattr(self, f"{split}_{what}")) for what in ("inputs", "labels"))
             _check_split(split, inputs, labels, num_classes)
+            object.__setattr__(self, f"{split}_inputs", _checks.read_only(inputs))
+            object.__setattr__(self, f"{split}_labels", _checks.read_only(labels, np.int32))
             if inputs.shape[1:] != (like := self.train_inputs.shape[1:]):
                 raise ValueError(f"{split}_inputs have shape {inputs.shape[1:]} an example, train_inputs {like}")
-            object.__setattr__(self, f"{split}_labels", labels.astype(np.int32))
+        if self.byte_scale is not None:
+            byte_scale = _checked_byte_scale(self.byte_scale, self.train_inputs.shape[1:])
+            object.__setattr__(self, "byte_scale", byte_scale)
+
+    __reduce__ = _checks.rebuilt
 
     @functools.cached_property
     def train_bytes(self) -> np.ndarray | None:
@@ -62,13 +75,13 @@ class Dataset:
                     f"byte_scale={self.byte_scale} does not lead from bytes to training example {wrong}: give the "
                     "(scale, shift) that the inputs were made with, or leave it out"
                 )
-        return found
+        return _checks.frozen(found)
 
     @functools.cached_property
     def checksum(self) -> str:
         """A checksum of all examples and labels, and of how the inputs are held."""
         inputs = self.train_inputs if self.train_bytes is None else self.train_bytes
-        scale = np.array(self.byte_scale or (), np.float64)
+        scale = np.array(np.broadcast_arrays(*self.byte_scale or ()), np.float64)
         return _checks.checksum(inputs, scale, self.train_labels, self.test_inputs, self.test_labels)
 
     def __repr__(self) -> str:
@@ -88,20 +101,40 @@ def from_arrays(
     validation_labels: npt.ArrayLike | None = None,
     num_classes: int | None = None,
     name: str = "arrays",
-    byte_scale: tuple[float, float] | None = None,
+    byte_scale: ByteScale | None = None,
+    copy: bool = True,
 ) -> Dataset:
     """Makes a `Dataset` of anyone's arrays: inputs `[examples, ...]` and integer labels `[examples]`.
 
-    Inputs are taken as they are, without scaling. `num_classes` defaults to the largest label plus one. Where inputs
-    are `scale * byte + shift`, as those of images mostly are, `byte_scale=(scale, shift)` lets the device hold bytes.
+    Inputs are taken as they are, without scaling; big-endian ones are converted. The data set keeps read-only copies,
+    so that changing your arrays does not change it. Arrays that are read-only already are not copied. Neither are
+    memory maps (`numpy.load(..., mmap_mode="r")`), which may be larger than the memory: leave their files alone.
+
+    Args:
+      train_inputs: training inputs `[examples, ...]`.
+      train_labels: training labels, integers `[examples]`.
+      test_inputs: test inputs.
+      test_labels: test labels.
+      validation_inputs: validation inputs, if there are any.
+      validation_labels: validation labels, if there are any.
+      num_classes: number of classes, by default the largest label plus one.
+      name: name of the data set in pictures and results.
+      byte_scale: `(scale, shift)` of inputs that are `scale * byte + shift`, as those of images mostly are. It lets the
+        device hold bytes. Both are numbers, or arrays that broadcast to an example, such as `[channels]`.
+      copy: pass False to hand your arrays over instead of copying them, for sets that fill the memory. They, and the
+        arrays they are views of, become read-only.
 
     >>> import numpy as np
     >>> from_arrays(np.eye(4), [0, 1, 2, 2], np.eye(4), [0, 1, 2, 2])
     Dataset('arrays', train=4, test=4, inputs=(4,), num_classes=3)
     """
     validation = (validation_inputs, validation_labels)
-    arrays = [np.asarray(array) for array in (train_inputs, train_labels, test_inputs, test_labels)]
-    optional = [None if array is None else np.asarray(array) for array in validation]
+    arrays = [np.asanyarray(array) for array in (train_inputs, train_labels, test_inputs, test_labels)]
+    optional = [None if array is None else np.asanyarray(array) for array in validation]
+    if not copy:
+        for array in (*arrays, *optional):
+            if array is not None:
+                _checks.frozen(array)
     if num_classes is None:
         all_labels = [array for array in (arrays[1], arrays[3], optional[1]) if array is not None]
         usable = [labels for labels in all_labels if labels.size and labels.dtype.kind in "iu"]  # the rest is refused
@@ -136,6 +169,27 @@ def _check_split(split: str, inputs: np.ndarray, labels: np.ndarray, num_classes
         )
 
 
+def _checked_byte_scale(byte_scale: ByteScale, shape: tuple[int, ...]) -> ByteScale:
+    """A scale and a shift that broadcast to examples of a shape, as floats or read-only arrays of floats."""
+    bounds = np.finfo(np.float32)  # in which they multiply: there, a smaller scale is 0
+    try:
+        scale, shift = (np.asarray(part, np.float64) for part in byte_scale)
+        usable = np.broadcast_shapes(scale.shape, shift.shape, shape) == shape and all(
+            (least <= np.abs(part)).all() and (np.abs(part) <= bounds.max).all()
+            for part, least in ((scale, bounds.tiny), (shift, 0))
+        )
+    except (TypeError, ValueError):
+        usable = False
+    if not usable:
+        raise ValueError(
+            f"byte_scale={byte_scale!r} must be (scale, shift), finite and with no scale of 0, each a number or an "
+            f"array that broadcasts to an example of shape {shape}: give those that the inputs were made with, or "
+            "leave it out"
+        )
+    first, second = (_checks.read_only(part) if part.ndim else float(part) for part in (scale, shift))
+    return first, second
+
+
 def synthetic(
     *,
     num_train: int = 1000,
@@ -161,7 +215,7 @@ def synthetic(
         labels = rng.permutation(np.arange(size) % num_classes)
         return centres[labels] + np.float32(noise) * rng.standard_normal((size, *input_shape), np.float32), labels
 
-    return from_arrays(*split(num_train), *split(num_test), num_classes=num_classes, name="synthetic")
+    return from_arrays(*split(num_train), *split(num_test), num_classes=num_classes, name="synthetic", copy=False)
 
 
 def mnist_5k() -> Dataset:
@@ -173,7 +227,7 @@ def mnist_5k() -> Dataset:
     test, train = _stratified_split(labels, np.full(10, 100))
     inputs = _normalise_mnist(pixels)
     splits = (inputs[train], labels[train], inputs[test], labels[test])
-    return from_arrays(*splits, name="mnist_5k", byte_scale=_MNIST_BYTE_SCALE)
+    return from_arrays(*splits, name="mnist_5k", byte_scale=_MNIST_BYTE_SCALE, copy=False)
 
 
 def mnist(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
@@ -196,6 +250,7 @@ def mnist(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
         validation_labels=images.train_labels[validation],
         name="mnist",
         byte_scale=_MNIST_BYTE_SCALE,
+        copy=False,
     )
 
 
@@ -234,7 +289,7 @@ def from_tfds(
 def _scaled(images: _tfds.Arrays, num_classes: int, name: str) -> Dataset:
     train_inputs, test_inputs = (pixels / np.float32(255) for pixels in (images.train_images, images.test_images))
     splits = (train_inputs, images.train_labels, test_inputs, images.test_labels)
-    return from_arrays(*splits, num_classes=num_classes, name=name, byte_scale=(1 / 255, 0.0))
+    return from_arrays(*splits, num_classes=num_classes, name=name, byte_scale=(1 / 255, 0.0), copy=False)
 
 
 @functools.cache

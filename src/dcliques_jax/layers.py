@@ -84,7 +84,10 @@ class Conv(nn.Conv):
 
 
 class GroupNorm(nn.Module):
-    """`flax.linen.GroupNorm` over the last axis, for inputs `[batch, ..., channels]`."""
+    """`flax.linen.GroupNorm` over the last axis, for inputs `[batch, ..., channels]`.
+
+    Means and variances are computed in float32 at least, as flax does: in half precision squares overflow.
+    """
 
     num_groups: int = 32
     epsilon: float = 1e-6
@@ -104,11 +107,13 @@ class GroupNorm(nn.Module):
             means = x.mean(axis=places).reshape(-1, self.num_groups, channels // self.num_groups)
             return jnp.broadcast_to(means.mean(axis=2, keepdims=True), means.shape).reshape(-1, channels)
 
-        mean = of_groups(inputs)
-        variance = jnp.maximum(of_groups(jnp.square(inputs)) - jnp.square(mean), 0)
+        precise = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
+        mean = of_groups(precise)
+        variance = jnp.maximum(of_groups(jnp.square(precise)) - jnp.square(mean), 0)
         factor = lax.rsqrt(variance + self.epsilon) * scale[None]
         shift = bias[None] - mean * factor
-        return inputs * jnp.expand_dims(factor, places) + jnp.expand_dims(shift, places)
+        normalised = precise * jnp.expand_dims(factor, places) + jnp.expand_dims(shift, places)
+        return normalised.astype(jnp.result_type(inputs, scale, bias))
 
 
 def max_pool(

@@ -9,15 +9,16 @@ another, pass it to the algorithm:
     algorithms.dsgd(weights=mixing.Dense.from_sparse(matrix))
 
 All forms are pytrees, so that programs are compiled for their shapes, not their values. Weights are built and kept in
-float64 and rounded to the type of what they multiply.
+float64 and rounded to the type of what they multiply. Constructors check what they are given, as far as it has values,
+and keep read-only arrays; JAX builds pytrees without them.
 """
 
 import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
+from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,13 +28,16 @@ import scipy.sparse
 
 from dcliques_jax import _checks
 from dcliques_jax._apart import apart
-from dcliques_jax.topologies import Topology, check_edges
+from dcliques_jax.topologies import Edges, Topology, check_edges
 
 # Above this many neighbours a row is multiplied as part of a dense matrix: unrolling more compiles slowly.
 _MOST_UNROLLED = 64
 _TOLERANCE = 1e-6  # for matrices from outside, which may have been rounded to float32
 _DENSE_SPECTRUM = 2000  # nodes up to which all eigenvalues are computed rather than the extreme ones
 _MOST_DENSE = 20_000  # nodes for which a dense matrix is built, of 3.2 GB
+
+
+_Form = TypeVar("_Form", bound="Weights")
 
 
 class Weights(abc.ABC):
@@ -61,6 +65,44 @@ class Weights(abc.ABC):
         dense: np.ndarray = self.to_sparse().toarray()
         return dense
 
+    def with_arrays(self, *arrays: npt.ArrayLike) -> Self:
+        """The same form with other arrays in its fields, which are not checked."""
+        return jax.tree.unflatten(jax.tree.structure(self), arrays)
+
+
+def _register(form: type[_Form]) -> type[_Form]:
+    """Makes a form a pytree of its fields.
+
+    Unlike that of `jax.tree_util.register_dataclass`, unflattening does not call the constructor: it costs nothing, and
+    arrays of runs or devices, shapes and tracers need not pass its checks.
+    """
+    names = [field.name for field in dataclasses.fields(form)]  # type: ignore[arg-type]
+
+    def flatten(weights: _Form) -> tuple[tuple[Any, ...], None]:
+        return tuple(getattr(weights, name) for name in names), None
+
+    def flatten_with_keys(weights: _Form) -> tuple[tuple[Any, ...], None]:
+        return tuple((jax.tree_util.GetAttrKey(name), getattr(weights, name)) for name in names), None
+
+    def unflatten(_: None, arrays: Iterable[Any]) -> _Form:
+        weights = object.__new__(form)
+        vars(weights).update(zip(names, arrays, strict=True))
+        return weights
+
+    jax.tree_util.register_pytree_with_keys(form, flatten_with_keys, unflatten, flatten)
+    return form
+
+
+def _owned(weights: Weights, **fields: npt.ArrayLike) -> list[np.ndarray] | None:
+    """Makes the fields of weights read-only and returns them; None inside a traced function, where they lack values."""
+    if any(isinstance(field, jax.core.Tracer) for field in fields.values()):
+        return None
+    arrays = {name: _checks.read_only(field) for name, field in fields.items()}
+    for name, field in fields.items():
+        if not isinstance(field, jax.Array):  # which stays on its device
+            object.__setattr__(weights, name, arrays[name])
+    return list(arrays.values())
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,13 +124,26 @@ class Identity(Weights):
         return scipy.sparse.eye_array(self.num_nodes, format="csr")
 
 
-@jax.tree_util.register_dataclass
+@_register
 @dataclasses.dataclass(frozen=True, eq=False)
 class Neighbours(Weights):
     """A sparse matrix as lists of neighbours. What a row leaves to 1 is the node's weight for itself."""
 
     neighbours: npt.ArrayLike  # [nodes, most] padded with the node itself
     values: npt.ArrayLike  # [nodes, most] weight of each neighbour, 0 in the padding
+
+    def __post_init__(self) -> None:
+        if (owned := _owned(self, neighbours=self.neighbours, values=self.values)) is None:
+            return
+        neighbours, values = owned
+        _check_kind("neighbours", neighbours, "iu", 2)
+        _check_kind("values", values, "iuf", 2)
+        if neighbours.shape != values.shape or len(values) == 0:
+            raise ValueError(
+                f"neighbours of shape {neighbours.shape} and values of shape {values.shape} must both be "
+                "[nodes, most], with at least one node"
+            )
+        _check_range("neighbours", neighbours, len(values), "nodes")
 
     @classmethod
     def from_sparse(cls, matrix: scipy.sparse.csr_array, most: int = 0) -> Self:
@@ -100,7 +155,7 @@ class Neighbours(Weights):
         neighbours = np.tile(np.arange(n, dtype=np.int32)[:, None], most)
         values = np.zeros((n, most))
         neighbours[used], values[used] = matrix.indices, matrix.data
-        return cls(neighbours, values)
+        return cls(_checks.frozen(neighbours), _checks.frozen(values))
 
     @property
     def num_nodes(self) -> int:  # type: ignore[override]
@@ -116,7 +171,7 @@ class Neighbours(Weights):
         neighbours, values = np.asarray(self.neighbours)[order], np.asarray(self.values)[order]
         empty, here = order[:, None] < 0, np.arange(len(order), dtype=np.int32)[:, None]
         places = _places(order, self.num_nodes)[neighbours]
-        return type(self)(np.where(empty, here, places), np.where(empty, 0, values))
+        return self.with_arrays(np.where(empty, here, places), np.where(empty, 0, values))
 
     def to_sparse(self) -> scipy.sparse.csr_array:
         """The matrix with its diagonal."""
@@ -127,7 +182,7 @@ class Neighbours(Weights):
         return _with_unit_rows(matrix)
 
 
-@jax.tree_util.register_dataclass
+@_register
 @dataclasses.dataclass(frozen=True, eq=False)
 class Groups(Weights):
     """The average over groups of nodes, each node in one group: a whole clique, or all nodes."""
@@ -135,6 +190,37 @@ class Groups(Weights):
     members: npt.ArrayLike  # [groups, most] padded with members of the same group
     shares: npt.ArrayLike  # [groups, most] one over the size of the group, 0 in the padding
     group: npt.ArrayLike  # [nodes] the group of each node
+
+    def __post_init__(self) -> None:
+        if (owned := _owned(self, members=self.members, shares=self.shares, group=self.group)) is None:
+            return
+        members, shares, group = owned
+        _check_kind("members", members, "iu", 2)
+        _check_kind("shares", shares, "iuf", 2)
+        _check_kind("group", group, "iu", 1)
+        if members.shape != shares.shape or len(group) == 0:
+            raise ValueError(
+                f"members of shape {members.shape} and shares of shape {shares.shape} must both be [groups, most], and "
+                f"group of shape {group.shape} [nodes], with at least one node"
+            )
+        _check_range("members", members, len(group), "nodes")
+        _check_range("group", group, len(members), "groups")
+        rows, places = used = np.nonzero(shares)
+        counted = np.bincount(members[used], minlength=len(group))
+        wrong = np.flatnonzero(counted != 1)
+        if len(wrong):
+            raise ValueError(f"node {wrong[0]} has a share {counted[wrong[0]]} times: every node must have one")
+        strangers = np.flatnonzero(group[members[used]] != rows)
+        if len(strangers):
+            node = members[used][strangers[0]]
+            raise ValueError(f"node {node} has a share of group {rows[strangers[0]]}, but group[{node}]={group[node]}")
+        sizes = np.bincount(group, minlength=len(members))
+        uneven = np.flatnonzero(np.abs(shares[used] - 1 / sizes[rows]) > _TOLERANCE)
+        if len(uneven):
+            row, place = rows[uneven[0]], places[uneven[0]]
+            raise ValueError(
+                f"shares[{row}, {place}]={shares[row, place]} must be one over the size of the group, 1/{sizes[row]}"
+            )
 
     @property
     def num_nodes(self) -> int:  # type: ignore[override]
@@ -149,7 +235,7 @@ class Groups(Weights):
     def reordered(self, order: np.ndarray) -> Self:
         """The groups, each as it was: sums are rounded alike."""
         members = _places(order, self.num_nodes)[np.asarray(self.members)]
-        return type(self)(members, self.shares, np.asarray(self.group)[order])
+        return self.with_arrays(members, self.shares, np.asarray(self.group)[order])
 
     def to_sparse(self) -> scipy.sparse.csr_array:
         """The matrix of groups as diagonal blocks, up to the order of nodes."""
@@ -159,17 +245,22 @@ class Groups(Weights):
         return _with_unit_rows(membership @ scipy.sparse.diags_array(1 / sizes) @ membership.T)
 
 
-@jax.tree_util.register_dataclass
+@_register
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dense(Weights):
     """A matrix with many entries in a row."""
 
-    matrix: npt.ArrayLike  # [nodes, nodes]
+    matrix: npt.ArrayLike  # [nodes, nodes] every row sums to 1
+
+    def __post_init__(self) -> None:
+        if (owned := _owned(self, matrix=self.matrix)) is not None:
+            _check_square(owned[0])
+            check_rows(owned[0])
 
     @classmethod
     def from_sparse(cls, matrix: scipy.sparse.csr_array) -> Self:
         """The matrix in this form; its diagonal is what the rest of a row leaves to 1."""
-        return cls(_with_unit_rows(matrix).toarray())
+        return cls(_checks.frozen(_with_unit_rows(matrix).toarray()))
 
     @property
     def num_nodes(self) -> int:  # type: ignore[override]
@@ -183,7 +274,11 @@ class Dense(Weights):
 
     def reordered(self, order: np.ndarray) -> Self:
         """Rows and columns in another order."""
-        return type(self)(np.asarray(self.matrix)[np.ix_(order, order)])
+        matrix = np.asarray(self.matrix)[np.ix_(order, order)]
+        empty = order < 0
+        matrix[empty], matrix[:, empty] = 0, 0
+        matrix[empty, empty] = 1
+        return self.with_arrays(matrix)
 
     def to_sparse(self) -> scipy.sparse.csr_array:
         """The matrix."""
@@ -305,8 +400,8 @@ def clique_average(topology: Topology) -> Weights:
     return neighbourhood_average(n, edges)
 
 
-def neighbourhood_average(num_nodes: int, edges: npt.ArrayLike) -> Weights:
-    """Averages uniformly over a node and its neighbours by the given undirected edges `[edges, 2]`.
+def neighbourhood_average(num_nodes: int, edges: Edges) -> Weights:
+    """Averages uniformly over a node and its neighbours by the given undirected edges.
 
     Rows sum to 1, columns need not: meant for gradients, not for gossip.
 
@@ -330,11 +425,8 @@ def from_matrix(matrix: Any) -> Weights:
     is checked where the matrix is used for gossip.
     """
     given = matrix if scipy.sparse.issparse(matrix) else np.asarray(matrix)
-    if given.ndim != 2 or given.shape[0] != given.shape[1] or given.size == 0 or given.dtype.kind not in "iuf":
-        raise ValueError(f"a matrix of weights must be real and square, not {given.dtype} of shape {given.shape}")
+    _check_square(given)
     sparse = scipy.sparse.csr_array(given).astype(np.float64)
-    if not np.isfinite(sparse.data).all():
-        raise ValueError("the matrix of weights holds NaN or infinite values")
     check_rows(sparse)
     return _from_sparse(sparse)
 
@@ -454,12 +546,35 @@ def _group_average(ids: np.ndarray) -> Groups:
     used = place < sizes[:, None]  # [groups, most]
     starts = np.cumsum(sizes) - sizes
     members = np.argsort(ids, kind="stable")[starts[:, None] + np.where(used, place, 0)]
-    return Groups(members.astype(np.int32), used / sizes[:, None], ids.astype(np.int32))
+    arrays = (members.astype(np.int32), used / sizes[:, None], ids.astype(np.int32))
+    return Groups(*map(_checks.frozen, arrays))
 
 
-def check_rows(matrix: scipy.sparse.csr_array) -> None:
+def _check_kind(name: str, array: np.ndarray, kinds: str, ndim: int) -> None:
+    if array.dtype.kind not in kinds or array.ndim != ndim:
+        what = "real numbers" if "f" in kinds else "integers"
+        raise ValueError(f"{name} must be {what} in {ndim} dimensions, not {array.dtype} of shape {array.shape}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError(f"{name} hold NaN or infinite values")
+
+
+def _check_range(name: str, array: np.ndarray, size: int, what: str) -> None:
+    wrong = array[(array < 0) | (array >= size)]
+    if len(wrong):
+        raise ValueError(f"{name} hold {wrong[0]}, which leaves the {what} 0..{size - 1}")
+
+
+def _check_square(matrix: Any) -> None:
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0 or matrix.dtype.kind not in "iuf":
+        raise ValueError(f"a matrix of weights must be real and square, not {matrix.dtype} of shape {matrix.shape}")
+
+
+def check_rows(matrix: scipy.sparse.csr_array | np.ndarray) -> None:
     """Raises a `ValueError` unless every row sums to 1."""
-    sums = matrix.sum(axis=1)
+    with np.errstate(invalid="ignore"):
+        sums = matrix.sum(axis=1, dtype=np.float64)
+    if not np.isfinite(sums).all():
+        raise ValueError("the matrix of weights holds NaN or infinite values")
     worst = int(np.abs(sums - 1).argmax())
     if abs(sums[worst] - 1) > _TOLERANCE:
         raise ValueError(f"row {worst} of the weights sums to {sums[worst]:.6g}; every row must sum to 1")

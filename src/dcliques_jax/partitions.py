@@ -19,11 +19,22 @@ from dcliques_jax.datasets import Dataset
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PartitionedDataset:
-    """A data set and the training examples that each node holds."""
+    """A data set and the training examples that each node holds; see `from_indices` to make one of any lists.
+
+    Its arrays are read-only.
+    """
 
     dataset: Dataset
-    indices: np.ndarray  # [nodes, most] into the training examples; -1 past a node's size
+    indices: np.ndarray  # [nodes, most] int32 into the training examples; -1 past a node's size
     sizes: np.ndarray  # [nodes]
+
+    def __post_init__(self) -> None:
+        num_train = len(_checked(self.dataset).train_labels)
+        _check_held(np.asarray(self.indices), np.asarray(self.sizes), num_train)
+        object.__setattr__(self, "indices", _checks.read_only(self.indices, np.int32))
+        object.__setattr__(self, "sizes", _checks.read_only(self.sizes, np.int64))
+
+    __reduce__ = _checks.rebuilt
 
     @property
     def num_nodes(self) -> int:
@@ -75,17 +86,12 @@ def from_indices(dataset: Dataset, indices: Sequence[npt.ArrayLike]) -> Partitio
         raise ValueError("a partition needs at least one node")
     rows = [np.asarray(row).reshape(-1) for row in indices]
     sizes = np.array([len(row) for row in rows])
-    if sizes.min() == 0:
-        raise ValueError(f"node {sizes.argmin()} holds no example: every node needs at least one")
-    held = np.concatenate(rows)
-    if held.dtype.kind not in "iu":
+    held = np.concatenate([row for row in rows if len(row)] or rows)  # an empty list would be one of floats
+    if held.dtype.kind not in "iu" and held.size:
         raise ValueError(f"indices must be integers, not {held.dtype}")
-    num_train = len(_checked(dataset).train_labels)
-    if held.min() < 0 or held.max() >= num_train:
-        raise ValueError(f"indices range from {held.min()} to {held.max()}, but there are {num_train} examples")
-    padded = np.full((len(rows), sizes.max()), -1, np.int32)
+    padded = np.full((len(rows), sizes.max()), -1, np.int64)
     padded[np.arange(sizes.max()) < sizes[:, None]] = held
-    return PartitionedDataset(dataset, padded, sizes)
+    return PartitionedDataset(dataset, padded, _checks.frozen(sizes))
 
 
 def iid(dataset: Dataset, num_nodes: int, *, seed: int = 0) -> PartitionedDataset:
@@ -225,6 +231,35 @@ def _checked(dataset: Dataset) -> Dataset:
     if not isinstance(dataset, Dataset):
         raise ValueError(f"dataset={dataset!r} is no Dataset: build one with dcliques_jax.datasets")
     return dataset
+
+
+def _check_held(indices: np.ndarray, sizes: np.ndarray, num_train: int) -> None:
+    """Raises a `ValueError` unless each node holds `sizes` examples, the rest of its row of indices being -1."""
+    if indices.dtype.kind not in "iu" or sizes.dtype.kind not in "iu":
+        wrong = indices if indices.dtype.kind not in "iu" else sizes
+        raise ValueError(f"indices and sizes must be integers, not {wrong.dtype}")
+    if indices.ndim != 2 or len(indices) == 0 or sizes.shape != indices.shape[:1]:
+        raise ValueError(
+            f"indices of shape {indices.shape} and sizes of shape {sizes.shape} must be [nodes, most] and [nodes], "
+            "with at least one node: partitions.from_indices makes both of one list per node"
+        )
+    if sizes.min() <= 0:
+        raise ValueError(f"node {sizes.argmin()} holds no example: every node needs at least one")
+    if sizes.max() > indices.shape[1]:
+        raise ValueError(
+            f"sizes[{sizes.argmax()}]={sizes.max()} is more than the {indices.shape[1]} columns of indices: sizes "
+            "count the examples of each node"
+        )
+    used = np.arange(indices.shape[1]) < sizes[:, None]
+    held, padding = indices[used], indices[~used]
+    if held.min() < 0 or held.max() >= num_train:
+        raise ValueError(f"indices range from {held.min()} to {held.max()}, but there are {num_train} examples")
+    if (padding != -1).any():
+        node = np.flatnonzero(((indices != -1) & ~used).any(axis=1))[0]
+        raise ValueError(
+            f"indices[{node}] must be -1 past the {sizes[node]} examples of its size, not "
+            f"{indices[node, sizes[node] :].tolist()}"
+        )
 
 
 def _sorted_by_class(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:

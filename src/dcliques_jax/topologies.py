@@ -5,6 +5,7 @@ Builders never see data, only label distributions `[nodes, classes]`.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,16 +18,43 @@ from dcliques_jax import cliques as cliques_lib
 if TYPE_CHECKING:
     from dcliques_jax.reports import Report
 
+_AT_ONCE = 2**14  # edges that are checked at a time
+
+Edges = npt.ArrayLike | Iterable[tuple[int, int]]
+"""Undirected edges: an array `[edges, 2]`, or pairs of nodes from any list, set or generator."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Topology:
-    """A connected, undirected graph, and the part of it over which gradients may be averaged."""
+    """A connected, undirected graph, and the part of it over which gradients may be averaged.
+
+    See `from_edges` to make one of any edges. Its arrays are read-only.
+    """
 
     num_nodes: int
     edges: np.ndarray  # [edges, 2] every edge once, the smaller node first, in order
     clique_ids: np.ndarray | None  # [nodes] the clique of each node, where there are cliques
     gradient_edges: np.ndarray | None  # [.., 2] those of `edges` that gradients travel too, where there are such
     name: str
+
+    def __post_init__(self) -> None:
+        _checks.text("name", self.name)
+        num_nodes = _checks.integer("num_nodes", self.num_nodes, 1)
+        edges = _ordered(num_nodes, "edges", self.edges)
+        object.__setattr__(self, "num_nodes", num_nodes)
+        object.__setattr__(self, "edges", edges)
+        _check_connected(num_nodes, edges, self.name)
+        if self.clique_ids is not None:
+            ids = cliques_lib.check_clique_ids(self.clique_ids, num_nodes)
+            object.__setattr__(self, "clique_ids", _checks.frozen(ids))
+        if self.gradient_edges is not None:
+            gradient_edges = _ordered(num_nodes, "gradient_edges", self.gradient_edges)
+            _check_gradient_edges(num_nodes, edges, gradient_edges, self.clique_ids)
+            object.__setattr__(self, "gradient_edges", gradient_edges)
+        elif self.clique_ids is not None:
+            raise ValueError("gradient_edges=None with clique_ids: give the edges inside cliques, as from_edges does")
+
+    __reduce__ = _checks.rebuilt
 
     @property
     def degrees(self) -> np.ndarray:
@@ -72,9 +100,9 @@ class Topology:
 
 
 def from_edges(
-    num_nodes: int, edges: npt.ArrayLike, *, clique_ids: npt.ArrayLike | None = None, name: str = "graph"
+    num_nodes: int, edges: Edges, *, clique_ids: npt.ArrayLike | None = None, name: str = "graph"
 ) -> Topology:
-    """A topology of given undirected edges `[edges, 2]`; one that is listed twice counts once.
+    """A topology of given undirected edges, in any order; one that is listed twice counts once.
 
     With `clique_ids` gradients are averaged over the edges inside cliques, where the algorithm asks for that.
 
@@ -82,11 +110,11 @@ def from_edges(
     Topology('graph', num_nodes=3, edges=2)
     """
     num_nodes = _checks.integer("num_nodes", num_nodes, 1)
-    edges = check_edges(num_nodes, edges)
+    pairs = _checks.frozen(check_edges(num_nodes, edges))
     if clique_ids is None:
-        return _topology(num_nodes, edges, name)
+        return Topology(num_nodes, pairs, None, None, name)
     ids = cliques_lib.check_clique_ids(clique_ids, num_nodes)
-    return _topology(num_nodes, edges, name, ids, edges[ids[edges[:, 0]] == ids[edges[:, 1]]])
+    return Topology(num_nodes, pairs, ids, pairs[np.equal(*ids[pairs].T)], name)
 
 
 def from_networkx(graph: Any, *, name: str = "networkx graph") -> Topology:
@@ -134,8 +162,11 @@ def fully_connected(num_nodes: int) -> Topology:
     """
     num_nodes = _checks.integer("num_nodes", num_nodes, 1)
     _check_all_pairs(num_nodes, "nodes", 100_000_000, "choose a sparser topology, such as d_cliques or random_regular")
-    # In order, connected and without doubles: checking all those edges would take longer than all else.
-    return Topology(num_nodes, np.stack(np.triu_indices(num_nodes, 1), axis=1), None, None, "fully connected")
+    nodes = np.arange(num_nodes)
+    smaller = np.repeat(nodes, nodes[::-1])
+    larger = np.concatenate([nodes[node + 1 :] for node in nodes])
+    edges = np.stack([smaller, larger], axis=1)  # in order: sorting them would take longer than all else
+    return Topology(num_nodes, _checks.frozen(edges), None, None, "fully connected")
 
 
 def random_regular(num_nodes: int, degree: int, *, seed: int = 0) -> Topology:
@@ -294,18 +325,84 @@ def _parts(num_nodes: int, edges: np.ndarray) -> tuple[int, np.ndarray]:
     return parts
 
 
-def check_edges(num_nodes: int, edges: npt.ArrayLike) -> np.ndarray:
+def check_edges(num_nodes: int, edges: Edges) -> np.ndarray:
     """Undirected edges as an array [edges, 2], every edge once and in order, or an error that names a wrong one."""
-    pairs = np.asarray(edges).reshape(-1, 2) if np.size(edges) == 0 else np.asarray(edges)
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or (pairs.dtype.kind not in "iu" and pairs.size):
-        raise ValueError(f"edges must be pairs of integers [edges, 2], not {pairs.dtype} of shape {pairs.shape}")
-    outside = pairs[((pairs < 0) | (pairs >= num_nodes)).any(axis=1)]
-    if len(outside):
+    return _in_order(num_nodes, _pairs(num_nodes, "edges", edges))
+
+
+def _pairs(num_nodes: int, name: str, edges: Edges) -> np.ndarray:
+    """Edges as integers `[edges, 2]`, all between two of the nodes."""
+    listed = edges if hasattr(edges, "__array__") or not isinstance(edges, Iterable) else list(edges)
+    try:
+        pairs = np.asarray(listed)
+    except ValueError as error:  # of different lengths
+        raise ValueError(f"{name} must be pairs of integers [edges, 2]: {error}") from error
+    if pairs.size == 0:
+        return np.empty((0, 2), np.int64)
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
+        raise ValueError(f"{name} must be pairs of integers [edges, 2], not {pairs.dtype} of shape {pairs.shape}")
+    if pairs.min() < 0 or pairs.max() >= num_nodes:
+        outside = pairs[((pairs < 0) | (pairs >= num_nodes)).any(axis=1)]
         raise ValueError(f"edge {outside[0].tolist()} leaves the nodes 0..{num_nodes - 1}")
-    loops = pairs[pairs[:, 0] == pairs[:, 1]]
+    loops = np.flatnonzero(pairs[:, 0] == pairs[:, 1])
     if len(loops):
-        raise ValueError(f"edge {loops[0].tolist()} links a node with itself: leave self-loops out")
-    return _in_order(num_nodes, pairs)
+        raise ValueError(f"edge {pairs[loops[0]].tolist()} links a node with itself: leave self-loops out")
+    return pairs
+
+
+def _ordered(num_nodes: int, name: str, edges: npt.ArrayLike) -> np.ndarray:
+    """Edges as int64 `[edges, 2]`, read-only, or an error unless they are listed once each and in order."""
+    given = np.asarray(edges)
+    if given.dtype.kind not in "iu" or given.shape[1:] != (2,) or not _is_ordered(num_nodes, given):
+        pairs = _pairs(num_nodes, name, given)
+        i, j = pairs.T
+        wrong = np.flatnonzero((i > j) | (np.diff(_codes(num_nodes, pairs), append=num_nodes**2) <= 0))
+        if len(wrong):
+            raise ValueError(
+                f"{name} must be listed once each, the smaller node first, and in order, but hold "
+                f"{pairs[wrong[0] : wrong[0] + 2].tolist()} at {wrong[0]}: topologies.from_edges takes any order"
+            )
+        given = pairs
+    return _checks.read_only(given, np.int64)
+
+
+def _is_ordered(num_nodes: int, pairs: np.ndarray) -> bool:
+    """Whether all are edges, listed once each and in order."""
+
+    def part_is_ordered(part: np.ndarray) -> bool:
+        i, j = part.astype(np.int64, copy=False).T
+        codes = i * num_nodes + j
+        return bool(i[0] >= 0 and j.max() < num_nodes and (i < j).all() and (codes[1:] > codes[:-1]).all())
+
+    # Parts overlap by one edge and stay in the cache: all nodes linked with each other have millions of edges.
+    starts = range(0, len(pairs), _AT_ONCE)
+    return all(part_is_ordered(pairs[start : start + _AT_ONCE + 1]) for start in starts)
+
+
+def _codes(num_nodes: int, pairs: np.ndarray) -> np.ndarray:
+    """A number for each edge, in the order of edges."""
+    return pairs[:, 0].astype(np.int64) * num_nodes + pairs[:, 1]
+
+
+def _check_connected(num_nodes: int, edges: np.ndarray, name: str) -> None:
+    if len(edges) == num_nodes * (num_nodes - 1) // 2:
+        return  # all there are
+    parts, part = _parts(num_nodes, edges)
+    if parts > 1:
+        raise ValueError(
+            f"the {name} of {num_nodes} nodes is disconnected: it falls into {parts} parts, and node 0 cannot reach "
+            f"node {np.argmax(part != part[0])}; it needs more edges"
+        )
+
+
+def _check_gradient_edges(num_nodes: int, edges: np.ndarray, chosen: np.ndarray, ids: np.ndarray | None) -> None:
+    """Raises a `ValueError` unless all are among the edges, and inside cliques where there are such."""
+    foreign = chosen[~np.isin(_codes(num_nodes, chosen), _codes(num_nodes, edges), assume_unique=True)]
+    if len(foreign):
+        raise ValueError(f"gradient edge {foreign[0].tolist()} is not one of the edges")
+    between = chosen[:0] if ids is None else chosen[np.not_equal(*ids[chosen].T)]
+    if len(between):
+        raise ValueError(f"gradient edge {between[0].tolist()} links two cliques: leave out all that do")
 
 
 def _check_even(num_nodes: int, degree: int) -> None:
@@ -332,17 +429,10 @@ def _topology(
     clique_ids: np.ndarray | None = None,
     gradient_edges: np.ndarray | None = None,
 ) -> Topology:
-    """A `Topology` with its edges in order and once each; an error if it is not connected."""
+    """A `Topology` of edges in any order; loops are left out."""
     if gradient_edges is not None:
-        gradient_edges = _in_order(num_nodes, gradient_edges)
-    topology = Topology(num_nodes, _in_order(num_nodes, edges), clique_ids, gradient_edges, name)
-    parts, part = _parts(num_nodes, topology.edges)
-    if parts > 1:
-        raise ValueError(
-            f"the {name} of {num_nodes} nodes is disconnected: it falls into {parts} parts, and node 0 cannot reach "
-            f"node {np.argmax(part != part[0])}; it needs more edges"
-        )
-    return topology
+        gradient_edges = _checks.frozen(_in_order(num_nodes, gradient_edges))
+    return Topology(num_nodes, _checks.frozen(_in_order(num_nodes, edges)), clique_ids, gradient_edges, name)
 
 
 def _in_order(num_nodes: int, edges: np.ndarray) -> np.ndarray:
