@@ -93,7 +93,14 @@ class Runs:
         length = {"epochs": self.scale.epochs[part.task], "eval_every": self._eval_every(part)}
         examples = (self.scale.eval_examples or {}).get(part.task)
         evaluated = {"eval_nodes": self._eval_nodes(part), "eval_examples": examples}
-        return {**part._asdict(), "batch_size": part.batch_size, **length, **evaluated, "seeds": self.seeds, "init": self.init}
+        return {
+            **part._asdict(),
+            "batch_size": part.batch_size,
+            **length,
+            **evaluated,
+            "seeds": self.seeds,
+            "init": self.init,
+        }
 
     def found(self, part: Setting | SkewStudy) -> Any:
         """What was measured, as far as it was run: a `Result` of a setting, skews `[experiments, steps]`, or None."""
@@ -103,8 +110,7 @@ class Runs:
         if isinstance(part, Setting):
             return Result.load(path)
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
-                return saved["skew"]
+            return _files.read_arrays(path)["skew"]
         except Exception as error:  # whatever NumPy and zipfile raise for files that are not theirs
             raise ValueError(f"{path} is corrupt ({error}): remove it to measure again") from error
 
@@ -145,8 +151,7 @@ class Runs:
         ]
         folder = self.folder(study)
         folder.mkdir(parents=True, exist_ok=True)
-        with _files.replacing(folder / "measured.npz") as file:
-            np.savez_compressed(file, skew=np.stack(skews))
+        _files.write_arrays(folder / "measured.npz", {"skew": np.stack(skews)})
         return np.stack(skews)
 
     def _train(self, setting: Setting, last: int, seconds_before: float) -> Result:
@@ -186,8 +191,7 @@ class Runs:
         """Evaluates the last models on all test examples, and writes that to `final.npz`, seeds first."""
         found = evaluate_on_all(model, result.params, dataset)
         measured = {name: getattr(found, name) for name in ("accuracy", "mean_model_accuracy", "nodes_right")}
-        with _files.replacing(folder / "final.npz") as file:
-            np.savez_compressed(file, **measured)
+        _files.write_arrays(folder / "final.npz", measured)
 
     def _eval_every(self, setting: Setting) -> int:
         if self.scale.eval_every is not None:
