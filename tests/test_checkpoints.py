@@ -419,19 +419,21 @@ def test_a_run_outlives_a_disk_that_takes_no_more(number, tmp_path, monkeypatch)
 
 
 def test_a_really_full_disk(tmp_path):
-    """No file may grow beyond 10 kB; a checkpoint needs more."""
+    """Not a byte can be written."""
+    interrupted(2, checkpoint_dir=tmp_path)
+    before = names_of(tmp_path)
     code = (
         "import resource, signal, sys, test_checkpoints as t\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
         "print(t.run(checkpoint_dir=sys.argv[1]).history.round[-1])"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     told = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["16"]
-    assert "RuntimeWarning: no checkpoint of round 0 could be saved" in told.stderr
+    assert "RuntimeWarning: no checkpoint of round 16 could be saved" in told.stderr
     assert "Traceback" not in told.stderr
-    assert not list((tmp_path / "from_run_0").iterdir())
+    assert {path.name for path in (tmp_path / "from_run_0").iterdir()} == before
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_run(tmp_path):

@@ -13,7 +13,7 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -146,7 +146,7 @@ class Checkpoints:
             try:
                 found = number, _files.read_arrays(self._path(number))
             except Exception as error:  # whatever NumPy, zipfile and the system raise for files that they cannot read
-                bad.append(f"{self._path(number)} is corrupt ({error})")
+                bad.append(f"{self._path(number)} is corrupt or cannot be read ({error})")
                 continue
             if bad:
                 told = f"{'; '.join(bad)}: the run goes on from the one before, {self._path(number)}, to the same bits"
@@ -192,24 +192,24 @@ def _check_folder(directory: pathlib.Path) -> None:
 def _locked(directory: pathlib.Path) -> Iterator[None]:
     """Refuses a folder that another process has locked. A process that ends, however it does, keeps no lock."""
     with contextlib.ExitStack() as stack:
+        taken = None
         try:
-            file: IO[str] = stack.enter_context((directory / _LOCK).open("a+"))
+            (directory / _LOCK).touch()
+            # Without a buffer: nothing is left to write, and to fail, when it is closed.
+            file = stack.enter_context((directory / _LOCK).open("r+b", buffering=0))
             taken = _files.try_lock(file)
-        except OSError as error:
-            told = f"{directory} cannot be locked ({error}): no other process may use it meanwhile"
+        except OSError as error:  # a folder that cannot be written to, or a file system without locks
+            told = f"{directory} cannot be locked ({error}): let no other process use it meanwhile"
             warnings.warn(told, RuntimeWarning, stacklevel=9)
-            yield
-            return
-        if not taken:
-            file.seek(0)
+        if taken is False:
+            holder = file.read(1000).decode(errors="replace") or "another process"
             raise ValueError(
-                f"checkpoint_dir={str(directory)!r} is in use by {file.read() or 'another process'}: wait for its end, "
-                "or pass another folder"
+                f"checkpoint_dir={str(directory)!r} is in use by {holder}: wait for its end, or pass another folder"
             )
-        with contextlib.suppress(OSError):  # the lock holds without a name, too
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
-            file.flush()
+        if taken:
+            with contextlib.suppress(OSError):  # the lock holds without a name, too
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
 
 
