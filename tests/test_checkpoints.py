@@ -1,11 +1,15 @@
 """Stopped at any moment, a run goes on and ends with the very bits of one that was never stopped."""
 
-import json
+import errno
 import os
+import pathlib
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +20,7 @@ import pytest
 from dcliques_jax import (
     _checkpoints,
     _layouts,
+    _memory,
     algorithms,
     datasets,
     metrics,
@@ -66,6 +71,11 @@ def interrupted(after, **arguments):
         run(on_evaluation=on_evaluation, **arguments)
 
 
+def names_of(folder):
+    """The checkpoints in a folder that are whole."""
+    return {path.name for path in folder.glob("from_run_0/round_*.npz")}
+
+
 def assert_same(one, two):
     jax.tree.map(np.testing.assert_array_equal, one.state, two.state)
     for name, values in vars(one.history).items():
@@ -93,7 +103,7 @@ def test_extending_a_run_gives_the_longer_one(tmp_path):
     extended = run(epochs=2, extend=2, checkpoint_dir=tmp_path)
     assert_same(extended, run())
     assert_same(run(epochs=2, extend=2, checkpoint_dir=tmp_path), extended)
-    with pytest.raises(ValueError, match=r"further than .* pass extend"):
+    with pytest.raises(ValueError, match=r"further than .* pass extend=2"):
         run(epochs=2, checkpoint_dir=tmp_path)
     assert run(epochs=None, rounds=3, extend=2, eval_every=2).history.round.tolist() == [0, 2, 3, 4, 5]
 
@@ -114,11 +124,11 @@ def test_saving_takes_little_of_the_time(tmp_path, monkeypatch):
     saved = []
 
     def on_evaluation(record):
-        saved.append({path.name for path in tmp_path.glob("from_run_0/checkpoints/*")})
+        saved.append(names_of(tmp_path))
 
     result = run(checkpoint_dir=tmp_path, on_evaluation=on_evaluation)
-    assert saved == 5 * [{"0"}]  # the first, and then none is due
-    assert [path.name for path in tmp_path.glob("from_run_0/checkpoints/*")] == [str(result.history.round[-1])]
+    assert saved == 5 * [{"round_0.npz"}]  # the first, and then none is due
+    assert names_of(tmp_path) == {"round_0.npz", f"round_{result.history.round[-1]}.npz"}
     assert_same(run(checkpoint_dir=tmp_path), result)
 
 
@@ -135,23 +145,23 @@ def test_killed_at_any_moment_it_goes_on(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     rng = np.random.default_rng(0)
 
-    def saved():
-        return {path.name for path in folder.glob("from_run_0/checkpoints/*") if path.name.isdigit()}  # as a whole
-
     for _ in range(3):
         process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(folder)], cwd=HERE)
-        deadline, before = time.monotonic() + 120, saved()
-        while saved() <= before and process.poll() is None:
+        deadline, before = time.monotonic() + 120, names_of(folder)
+        while names_of(folder) <= before and process.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         time.sleep(rng.uniform(0, 0.7))
         process.send_signal(signal.SIGKILL)
         process.wait()
+    (folder / "from_run_0" / ".round_3.npz.0123").write_bytes(b"what a killed process may leave")
     found, original = [], _layouts.Rounds.run
     with monkeypatch.context() as patch:
         patch.setattr(_layouts.Rounds, "run", lambda *arguments: found.append(1) or original(*arguments))
         resumed = run(epochs=60, checkpoint_dir=folder)
     assert 0 < len(found) < 60, "nothing was resumed"
+    last = resumed.history.round[-2:]
+    assert {path.name for path in (folder / "from_run_0").iterdir()} == {f"round_{number}.npz" for number in last}
     assert_same(resumed, run(epochs=60))
 
 
@@ -161,9 +171,9 @@ OTHERS = {
     "dataset_checksum": {"dataset": partitions.shards(OTHER_DATA, 20, seed=1)},
     "seeds": {"seed": 1},
     "init": {"init": "independent"},
-    "epochs": {"epochs": 5},
-    "eval_every": {"eval_every": 2},
+    "epochs": {"epochs": 3},
     "eval_nodes": {"eval_nodes": 6},
+    "eval_examples": {"eval_examples": 6},
     "batch_size": {"batch_size": 3},
     "program": {"algorithm": algorithms.dsgd(optax.adam(0.02))},
     "model": {"model": models.mlp(hidden=(3,), num_classes=4)},
@@ -191,7 +201,9 @@ def test_what_is_no_part_of_the_program_is_recognised_too(case, tmp_path):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished") / "run"
-    run(checkpoint_dir=folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_checkpoints, "_SPACING", 0)
+        run(checkpoint_dir=folder)
     return folder
 
 
@@ -214,9 +226,10 @@ def test_modules_with_functions_in_them_are_recognised_in_another_process(tmp_pa
 
 
 def test_the_program_is_recognised_in_another_process(finished):
-    told = json.loads((finished / "from_run_0" / "run.json").read_text())["program"]
-    code = "import test_checkpoints as t; print(t.run(epochs=4).provenance['program'])"
-    again = subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True, check=True)
+    told = run(checkpoint_dir=finished).provenance["program"]
+    code = "import sys, test_checkpoints as t; print(t.run(checkpoint_dir=sys.argv[1]).provenance['program'])"
+    command = [sys.executable, "-c", code, str(finished)]
+    again = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True)
     assert again.stdout.split()[-1] == told
 
 
@@ -246,17 +259,216 @@ def test_a_corrupt_description_is_refused(content, tmp_path):
         run(checkpoint_dir=tmp_path)
 
 
-def test_a_corrupt_checkpoint_is_refused(tmp_path):
-    run(checkpoint_dir=tmp_path, epochs=1)
-    for path in tmp_path.glob("from_run_0/checkpoints/*/state/**/*"):
-        if path.is_file() and path.name not in ("_METADATA", "commit_success.txt"):
-            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    # In a process of its own: orbax leaves unfinished tasks behind.
-    code = f"import test_checkpoints as t; t.run(epochs=1, checkpoint_dir={str(tmp_path)!r})"
-    tried = subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True, check=False)
-    assert tried.returncode == 1
-    assert "remove the folder to start afresh" in tried.stderr
-    assert "ValueError: the checkpoint in" in tried.stderr
+def spoil(path, place=0.5, bit=0):
+    """Flips one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 1 << bit
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    return pathlib.Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_corrupt_one(copied):
+    last, before = (copied / "from_run_0" / f"round_{number}.npz" for number in (16, 12))
+    spoil(last)
+    with pytest.warns(RuntimeWarning, match=rf"{last} is corrupt .* goes on from the one before, {before}"):
+        assert_same(run(checkpoint_dir=copied), run())
+    assert_same(run(checkpoint_dir=copied), run())  # it has been written again
+    before.write_bytes(b"")
+    last.write_bytes(last.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match=rf"{last} is corrupt .*; {before} is corrupt .*: remove the folder"):
+        run(checkpoint_dir=copied)
+
+
+def resumed_or_told(folder):
+    """The result if there is one, and what was told."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            result, told = run(checkpoint_dir=folder), []
+        except ValueError as error:
+            result, told = None, [str(error)]
+    return result, told + [str(warning.message) for warning in caught]
+
+
+def test_no_flipped_bit_changes_a_number(copied):
+    """In no file of the folder: either it is told, or the run ends with the same bits."""
+    rng, expected, found = np.random.default_rng(0), run(), []
+    before, last = (copied / "from_run_0" / f"round_{number}.npz" for number in (12, 16))
+    # Names and sizes of arrays are at the end of a file, and part of no array.
+    places = {
+        last: [*rng.random(15), *rng.uniform(0.9, 1, 15)],
+        before: rng.random(2),
+        copied / "run.json": rng.random(15),
+    }
+    assert {path for path in copied.rglob("*") if path.is_file()} == {*places, copied / "lock"}
+    for path, some in places.items():
+        content = path.read_bytes()
+        for place in some:
+            spoil(path, place, rng.integers(8))
+            result, told = resumed_or_told(copied)
+            assert all(str(path) in text for text in told)
+            if result is None:
+                assert told
+            else:
+                assert_same(result, expected)
+            found.append(bool(told))
+            path.write_bytes(content)
+    assert sum(found) > 30
+
+
+# What may change, and what must not
+
+
+def test_evaluations_may_be_made_at_other_times(tmp_path):
+    interrupted(2, checkpoint_dir=tmp_path)
+    resumed = run(checkpoint_dir=tmp_path, eval_every=2)
+    assert resumed.history.epoch.tolist() == [0, 1, 2, 4]
+    whole = run()
+    jax.tree.map(np.testing.assert_array_equal, resumed.state, whole.state)
+    np.testing.assert_array_equal(resumed.history.accuracy, whole.history.accuracy[[0, 1, 2, 4]])
+
+
+def test_seeds_that_run_by_turns_are_evaluated_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(_memory, "available", lambda mesh: 0)  # one at a time
+    monkeypatch.setattr(_memory, "check", lambda *_: None)
+    arguments = {"dataset": DATA, "seeds": [3, 1], "checkpoint_dir": tmp_path}
+    interrupted(2, eval_every=3, **arguments)
+    resumed = run(**arguments)
+    assert resumed.history.epoch.tolist() == [0, 3, 4]
+    np.testing.assert_array_equal(
+        resumed.history.accuracy, run(dataset=DATA, seeds=[3, 1]).history.accuracy[:, [0, 3, 4]]
+    )
+
+
+def test_versions_that_compile_nothing_may_change(finished, monkeypatch):
+    monkeypatch.setattr(np, "__version__", "99.0")
+    assert_same(run(checkpoint_dir=finished), run())
+    monkeypatch.setattr(jax, "__version__", "99.0")
+    with pytest.raises(ValueError, match=r"another run: versions was .*'jax': '99.0'"):
+        run(checkpoint_dir=finished)
+
+
+@pytest.mark.parametrize(("first", "then"), [({"epochs": 4}, {"epochs": 6}), ({"rounds": 3}, {"rounds": 5})])
+def test_a_longer_run_is_told_to_extend(first, then, tmp_path):
+    arguments = {"epochs": None, "checkpoint_dir": tmp_path}
+    run(**arguments | first)
+    ((unit, length),) = first.items()
+    with pytest.raises(ValueError, match=rf"To train longer, pass {unit}={length}, extend=2"):
+        run(**arguments | then)
+    assert_same(run(extend=2, **arguments | first), run(**{"epochs": None} | then))
+
+
+def test_what_was_measured_on_other_nodes_cannot_go_on(finished):
+    with pytest.raises(ValueError, match="Its history is measured on other nodes"):
+        run(checkpoint_dir=finished, eval_nodes=6)
+    with pytest.raises(ValueError, match="Its history is measured on other examples"):
+        run(checkpoint_dir=finished, eval_examples=7)
+    assert_same(run(checkpoint_dir=finished, eval_examples=50), run())  # all
+
+
+def test_other_types_and_keys_are_saved_as_they_are(tmp_path):
+    def init(topology, params):
+        return {"key": jax.random.key(3), "half": jnp.full(20, 0.1, jnp.bfloat16)}
+
+    def step(params, gradients, state):
+        key, noise = jax.random.split(state["key"])
+        half = state["half"] + jax.random.normal(noise, (20,), jnp.bfloat16)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), {"key": key, "half": half}
+
+    algorithm = algorithms.Algorithm(init, step)
+    interrupted(2, algorithm=algorithm, checkpoint_dir=tmp_path)
+    resumed, whole = (run(algorithm=algorithm, checkpoint_dir=folder).state for folder in (tmp_path, None))
+    assert resumed.algorithm["half"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(resumed.algorithm["half"], whole.algorithm["half"])
+    np.testing.assert_array_equal(*(jax.random.key_data(state.algorithm["key"]) for state in (resumed, whole)))
+
+
+# Disks and folders
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
+def test_a_run_outlives_a_disk_that_takes_no_more(number, tmp_path, monkeypatch):
+    interrupted(2, checkpoint_dir=tmp_path)
+    before = names_of(tmp_path)
+
+    def full(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.warns(RuntimeWarning, match=rf"{tmp_path}.*{os.strerror(number)}.* of round 4 stays") as caught:
+            result = run(checkpoint_dir=tmp_path)
+    assert caught[0].filename == __file__
+    assert_same(result, run())
+    assert names_of(tmp_path) == before
+    assert len(list((tmp_path / "from_run_0").iterdir())) == len(before)  # nothing half-written
+    assert_same(run(checkpoint_dir=tmp_path), result)
+
+
+def test_a_really_full_disk(tmp_path):
+    """Not a byte can be written."""
+    interrupted(2, checkpoint_dir=tmp_path)
+    before = names_of(tmp_path)
+    code = (
+        "import resource, signal, sys, test_checkpoints as t\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "print(t.run(checkpoint_dir=sys.argv[1]).history.round[-1])"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    told = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["16"]
+    assert "RuntimeWarning: no checkpoint of round 16 could be saved" in told.stderr
+    assert "Traceback" not in told.stderr
+    assert {path.name for path in (tmp_path / "from_run_0").iterdir()} == before
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_run(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"checkpoint_dir='.*file/run' cannot be used .*: pass another folder"):
+        run(checkpoint_dir=tmp_path / "file" / "run")
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path):
+    folder = tmp_path / "run"
+    code = "import sys, test_checkpoints as t; t.run(epochs=100_000, checkpoint_dir=sys.argv[1])"
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], cwd=HERE)
+    try:
+        deadline = time.monotonic() + 120
+        while not names_of(folder):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        told = rf"in use by process {process.pid} on {socket.gethostname()}: wait for its end, or pass another folder"
+        with pytest.raises(ValueError, match=told):
+            run(epochs=100_000, checkpoint_dir=folder)
+    finally:
+        process.kill()
+        process.wait()
+    stopped = run(epochs=100_000, checkpoint_dir=folder, on_evaluation=lambda record: True)  # the dead keep nothing
+    assert stopped.history.round[0] == 0
+
+
+def test_a_folder_is_free_again_after_an_error(tmp_path):
+    interrupted(1, checkpoint_dir=tmp_path)
+
+    def inside(record):
+        with pytest.raises(ValueError, match=f"in use by process {os.getpid()} on"):
+            run(checkpoint_dir=tmp_path)
+
+    run(checkpoint_dir=tmp_path, on_evaluation=inside)
+
+
+def test_the_home_folder_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run(epochs=1, checkpoint_dir="~/runs/one")
+    assert names_of(tmp_path / "runs" / "one")
+
+
+# Callbacks
 
 
 def test_a_callback_sees_every_evaluation_and_may_stop_the_run():

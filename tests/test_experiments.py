@@ -3,6 +3,7 @@
 import csv
 import functools
 import json
+import os
 import pathlib
 import re
 import runpy
@@ -301,6 +302,46 @@ def test_a_corrupt_study_is_named(tmp_path):
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"is corrupt .* remove it to measure again"):
         runs.found(SkewStudy("mnist"))
+
+
+def test_no_flipped_bit_changes_a_number(tmp_path):
+    rng, runs = np.random.default_rng(0), Runs(tmp_path, TINY, 1)
+    skew = runs.measure(SkewStudy("mnist"))
+    paper.run("numbers", scale=TINY, out=tmp_path)
+    (study,) = tmp_path.glob("runs/*/measured.npz")
+    config = tmp_path / "numbers" / "config.json"
+    files = {study: lambda: runs.found(SkewStudy("mnist")), config: lambda: len(paper.report(tmp_path)) * skew}
+    for path, read in files.items():
+        content = path.read_bytes()
+        for place in rng.integers(len(content), size=100):
+            spoilt = bytearray(content)
+            spoilt[place] ^= 1 << rng.integers(8)
+            path.write_bytes(spoilt)
+            told = None
+            try:
+                np.testing.assert_array_equal(read(), skew)
+            except ValueError as error:
+                told = str(error)
+            assert told is None or str(path) in told
+        path.write_bytes(content)
+
+
+@pytest.mark.usefixtures("_shrunk_settings")
+def test_a_kill_leaves_no_file_half_written(tmp_path, monkeypatch):
+    """All files of a report are there as they were, or as they become."""
+    arguments = {"name": "clique-averaging-mnist", "scale": TINY, "out": tmp_path, "progress": False}
+    paper.run(**arguments)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path.name for path in before} >= {"figure.png", "figure.svg", "summary.csv", "config.json", "measured.npz"}
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", killed)  # when everything is written, but not yet in its place
+    for again in (lambda: paper.run(**arguments), lambda: paper.report(tmp_path)):
+        with pytest.raises(KeyboardInterrupt):
+            again()
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.usefixtures("_shrunk_settings")

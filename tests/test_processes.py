@@ -69,7 +69,7 @@ def test_two_processes_compute_what_one_does_and_outlive_neither(tmp_path):
     folder = tmp_path / "checkpoints"
     first, second = start_two(epochs, f"--checkpoints={folder}")
     deadline = time.monotonic() + 120
-    while not list(folder.glob("from_run_0/checkpoints/[1-9]*")):
+    while not list(folder.glob("from_run_0/round_[1-9]*.npz")):
         assert time.monotonic() < deadline
         assert first.poll() is None, first.communicate()[0]
         time.sleep(0.1)

@@ -1,8 +1,15 @@
 import contextlib
 import dataclasses
+import errno
+import os
 import pathlib
 import pickle
+import subprocess
+import sys
 import tempfile
+import tracemalloc
+import warnings
+import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -163,6 +170,118 @@ def test_save_leaves_nothing_half_written(result, tmp_path, monkeypatch):
         result.save(path)
     assert path.read_bytes() == b"before"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_no_flipped_bit_changes_a_number(result, saved_bytes, tmp_path):
+    rng, path, refused = np.random.default_rng(0), tmp_path / "run.npz", 0
+    places = [*rng.integers(len(saved_bytes), size=300), *rng.integers(1, 3000, size=300) * -1]  # many names are last
+    for place in places:
+        content = bytearray(saved_bytes)
+        content[place] ^= 1 << rng.integers(8)
+        path.write_bytes(content)
+        try:
+            loaded = Result.load(path)
+        except ValueError as error:
+            refused += str(path) in str(error)
+        else:
+            assert_same(loaded, result)
+            refused += 1
+    assert refused == len(places)
+
+
+def test_bombs_are_refused_before_they_take_memory(result, saved_bytes, tmp_path):
+    path, size = tmp_path / "bomb.npz", 400_000_000
+    path.write_bytes(saved_bytes)
+    header = b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little")
+    header += f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({size},), }}".encode().ljust(117) + b"\n"
+    bombs = {
+        "an array more": lambda archive: compress(archive, "params/bomb", header, size),
+        "an array that is not there": lambda archive: archive.writestr("params/bomb.npy", header),
+        "another table": lambda archive: compress(archive, "checksums", header, size),
+    }
+    for bomb in bombs.values():
+        path.write_bytes(saved_bytes)
+        with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings(action="ignore"):
+            bomb(archive)
+        assert path.stat().st_size < 1e6
+        tracemalloc.start()
+        with pytest.raises(ValueError, match=r"bomb\.npz is not what Result\.save writes, or it is corrupt"):
+            Result.load(path)
+        assert tracemalloc.get_traced_memory()[1] < size / 10
+        tracemalloc.stop()
+
+
+def compress(archive, name, header, size):
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+        file.write(header)
+        for _ in range(size // 10_000_000):
+            file.write(bytes(10_000_000))
+
+
+def test_sizes_that_the_file_or_the_machine_cannot_hold_are_refused(result, tmp_path, monkeypatch):
+    path = tmp_path / "run.npz"
+    zeros = dataclasses.replace(result, params={"w": np.zeros((10_000, 785), np.float32)})
+    zeros.save(path)
+    assert path.stat().st_size < zeros.params["w"].nbytes / 500
+    np.testing.assert_array_equal(Result.load(path).params["w"], zeros.params["w"])  # however well it is compressed
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.get)
+    with pytest.raises(ValueError, match=r"it holds 0\.0 GB, more than the 0\.0 GB of this machine"):
+        Result.load(path)
+
+
+def test_links_and_the_home_folder_are_followed(result, tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link.npz").symlink_to("there/run.npz")
+    result.save(tmp_path / "link.npz")
+    assert (tmp_path / "link.npz").is_symlink()
+    assert_same(Result.load(tmp_path / "there" / "run.npz"), result)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result.save("~/home.npz")
+    assert (tmp_path / "home.npz").exists()
+    assert_same(Result.load("~/home.npz"), result)
+
+
+HALF = """
+import sys, time, numpy as np
+from dcliques_jax import _files
+with _files.replacing(sys.argv[1]) as file:
+    file.write(bytes(100))
+    file.flush()
+    print("half", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_of_a_living_one(result, tmp_path):
+    path = tmp_path / "run.npz"
+    killed, living = (
+        subprocess.Popen([sys.executable, "-c", HALF, str(path)], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    )
+    try:
+        for process in (killed, living):
+            assert process.stdout.readline() == "half\n"
+        assert len(list(tmp_path.iterdir())) == 2
+        killed.kill()
+        killed.wait()
+        result.save(path)
+        assert_same(Result.load(path), result)
+        assert len(list(tmp_path.iterdir())) == 2  # the result, and what is being written
+    finally:
+        for process in (killed, living):
+            process.kill()
+            process.communicate()
+    result.save(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_file(result, tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*run\.npz'"):
+        result.save(tmp_path / "run.npz")
+    assert not list(tmp_path.iterdir())
 
 
 def test_it_prints_what_happened(result):

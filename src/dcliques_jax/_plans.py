@@ -1,6 +1,7 @@
 """What `simulate` was asked for, checked: its runs, how long they last, and what is evaluated when."""
 
 import contextlib
+import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -68,9 +69,16 @@ class Plan(NamedTuple):
         later = [number for number in self.evaluated if not evaluated or number > evaluated[-1]]
         return self._replace(evaluated=evaluated + later)
 
-    def until(self, last: int) -> "Plan":
-        """The plan, ended earlier."""
-        return self._replace(evaluated=[number for number in self.evaluated if number <= last])
+    def following(self, evaluated: list[int]) -> "Plan":
+        """The plan of runs that are evaluated after the very rounds of others."""
+        gaps = [stop - start for start, stop in itertools.pairwise(evaluated)]
+        return self._replace(evaluated=evaluated, interval=max(self.interval, *gaps, 0))
+
+    def extension(self, last: int) -> int:
+        """By how much to extend the plan for a run that is as far as a round, in epochs or rounds."""
+        if "rounds" in self.asked:
+            return last - self.asked["rounds"]
+        return -(-last // self.rounds_per_epoch) - self.asked["epochs"]
 
 
 def make_runs(topology: Any, dataset: Any, seed: int, seeds: Sequence[int] | None) -> list[Run]:

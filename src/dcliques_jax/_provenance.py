@@ -3,14 +3,21 @@
 import importlib
 import platform
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from dcliques_jax._checks import checksum
+from dcliques_jax._devices import is_key
 from dcliques_jax._plans import Parts, Plan, Run
+from dcliques_jax._programs import SimulationState
 
 _PACKAGES = ("dcliques_jax", "jax", "jaxlib", "flax", "optax", "numpy")
+_COMPILERS = ("dcliques_jax", "jax", "jaxlib")  # may change the bits of one program; flax and optax only write it
+# Cannot change the bits of a run that goes on: names of what has a checksum beside them, and when to evaluate.
+_HARMLESS = ("topology", "dataset", "model", "init", "eval_every", "eval_nodes", "eval_examples", "versions")
+_MEASURED = {"evaluated_nodes": "nodes", "evaluated_examples": "examples"}
 
 
 def provenance(runs: list[Run], plan: Plan, parts: Parts, program: str) -> dict[str, Any]:
@@ -35,6 +42,35 @@ def provenance(runs: list[Run], plan: Plan, parts: Parts, program: str) -> dict[
         "device": jax.default_backend(),
         "versions": versions(),
     }
+
+
+def identity(about: dict[str, Any], runs: list[Run], plan: Plan, starts: Sequence[SimulationState]) -> dict[str, Any]:
+    """What a checkpoint is recognised by: the provenance of its runs, what is measured and the state before them.
+
+    Matrices, initial models and numbers that an optimiser keeps in its state are not part of the program.
+    """
+    leaves = [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in jax.tree.leaves(starts)]
+    return about | {
+        "evaluated_nodes": checksum(*map(plan.nodes, runs)),
+        "evaluated_examples": checksum(*map(plan.examples, runs)),
+        "start": checksum(*leaves),
+    }
+
+
+def differences(was: dict[str, Any], now: dict[str, Any]) -> str:
+    """How a run differs from that of a checkpoint, and what to do; empty if it goes on to the same bits."""
+    differing = {name: (was.get(name), now.get(name)) for name in {**was, **now} if was.get(name) != now.get(name)}
+    compilers = [{name: of.get("versions", {}).get(name) for name in _COMPILERS} for of in (was, now)]
+    deciding = differing.keys() - {*_HARMLESS}
+    if not deciding and compilers[0] == compilers[1]:
+        return ""
+    for unit in ("epochs", "rounds"):
+        before, after = differing.get(unit, (None, None))
+        if deciding == {unit} and before is not None and after is not None and after > before:
+            return f"{unit} was {before} and is {after}. To train longer, pass {unit}={before}, extend={after - before}"
+    told = "; ".join(f"{name} was {before} and is {after}" for name, (before, after) in differing.items())
+    why = [f"Its history is measured on other {what}. " for name, what in _MEASURED.items() if name in deciding]
+    return f"{told}. {''.join(why)}Pass the same arguments, or another checkpoint_dir"
 
 
 def versions() -> dict[str, str]:

@@ -27,7 +27,7 @@ from dcliques_jax._chunks import largest_result
 from dcliques_jax._layouts import Layout, Rounds
 from dcliques_jax._plans import Parts, Plan, Run, check_fit, make_plan, make_runs
 from dcliques_jax._programs import Evaluation, Params, SimulationState
-from dcliques_jax._provenance import provenance, surroundings
+from dcliques_jax._provenance import identity, provenance, surroundings
 from dcliques_jax.algorithms import Algorithm
 from dcliques_jax.datasets import Dataset
 from dcliques_jax.partitions import PartitionedDataset
@@ -155,15 +155,18 @@ def simulate(
         1, _memory.available(mesh) // max(1, 2 * needed.total)
     )  # twice: when runs begin and end, they are copied
     fitting = _devices.of_first_process(fitting)  # all processes must do the same
-    at_once = checkpoints.remembered(runs_at_once=min(len(runs), fitting))
     outcomes: list[Outcome] = []
-    for start in range(0, len(runs), at_once):
-        some = runs[start : start + at_once]
-        outcome = _train(_layouts.make_layout(some, parts, mesh), plan, watch, checkpoints.part(start))
-        # What is finished makes room on the device for what follows.
-        outcomes.append(outcome if len(some) == len(runs) else outcome._replace(state=jax.device_get(outcome.state)))
-        # If the first were told to stop, the others stop there, too.
-        plan, watch = plan.until(outcomes[0].records[-1].round), watch._replace(may_stop=False)
+    with checkpoints.opened(runs_at_once=min(len(runs), fitting)) as at_once:
+        for start in range(0, len(runs), at_once):
+            some = runs[start : start + at_once]
+            outcome = _train(_layouts.make_layout(some, parts, mesh), plan, watch, checkpoints.part(start))
+            # Move finished runs to the host to free device memory.
+            outcomes.append(
+                outcome if len(some) == len(runs) else outcome._replace(state=jax.device_get(outcome.state))
+            )
+            # All are evaluated when the first are. If those were told to stop, the others stop there, too.
+            plan = plan.following([record.round for record in outcomes[0].records])
+            watch = watch._replace(may_stop=False)
     return _result(runs, plan, parts, outcomes, one_run=seeds is None)
 
 
@@ -173,8 +176,8 @@ def _train(layout: Layout, plan: Plan, watch: Watch, checkpoints: Checkpoints) -
     starts = _layouts.start(layout)
     weights = [_devices.weights_in(state) for state in starts]
     lowered = _layouts.lower_on_one_device(layout, plan, starts)
-    checkpoints.check(provenance(runs, plan, parts, lowered.checksum), starts)
-    starts, records = checkpoints.restore(starts, plan.evaluated[-1])
+    about = identity(provenance(runs, plan, parts, lowered.checksum), runs, plan, starts)
+    starts, records = checkpoints.restore(about, starts, plan)
     rounds = _layouts.prepare(layout, plan, starts, lowered)
     state, evaluated = rounds.state, _layouts.make_evaluated(layout, plan)
     evaluate = _evaluation(layout, plan, rounds, evaluated)

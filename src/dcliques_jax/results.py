@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -124,10 +123,10 @@ class Result:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes history, parameters, topology and provenance to one NumPy `.npz` file, whole or not at all.
 
-        Arrays are named `history/...`, `params/...` (by their place in the pytree) and `topology/0/...`, and `about` is
-        JSON. `Result.load` reads them, and `numpy.load` without pickle. bfloat16 is saved as float32.
+        Arrays are named `history/...`, `params/...` (by their place in the pytree) and `topology/0/...`; `about` and
+        `checksums` are JSON. `Result.load` reads them, and `numpy.load` without pickle. bfloat16 is saved as float32.
         """
-        arrays = {f"history/{name}": value for name, value in vars(self.history).items()}
+        arrays = {f"history/{name}": np.asarray(value) for name, value in vars(self.history).items()}
         for place, leaf in jax.tree_util.tree_leaves_with_path(self.params):
             names = [jax.tree_util.keystr((part,), simple=True) for part in place]
             if any("/" in name for name in names):
@@ -143,18 +142,17 @@ class Result:
                     arrays[f"topology/{number}/{name}"] = array
         about = {"provenance": self.provenance, "topologies": [graph.name for graph in graphs], "several": several}
         arrays["about"] = np.array(json.dumps(about))
-        with _files.replacing(pathlib.Path(path)) as file:
-            np.savez_compressed(file, **arrays)
+        _files.write_arrays(path, arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Result":
         """Reads what `save` wrote. Parameters come as nested dictionaries, named by their places; no state comes back.
 
-        Nothing in the file can run code: a file that is no saved result is refused with a `ValueError`.
+        Nothing in the file can run code. A file that is not a saved result, or of which a bit has changed, is refused
+        with a `ValueError`, as is one that holds more than the memory of this machine.
         """
         try:
-            with open(path, "rb") as file, np.load(file, allow_pickle=False) as saved:
-                arrays = {name: saved[name] for name in saved.files}
+            arrays = _files.read_arrays(path)
             about = json.loads(str(arrays.pop("about")))
             provenance, names = dict(about["provenance"]), list(about["topologies"])
             parts: dict[str, Any] = {}

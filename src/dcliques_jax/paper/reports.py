@@ -1,7 +1,7 @@
 """Running experiments by name, and telling what came out."""
 
 import csv
-import json
+import io
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
@@ -110,12 +110,12 @@ def run(
     runs = Runs(pathlib.Path(out), scale, seeds, datasets=datasets, progress=progress, **options)  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)
     parts = {label: {"folder": runs.folder(part).name} | runs.wanted(part) for label, part in _parts(name).items()}
-    config = json.dumps({"experiment": name, **runs.described(), "parts": parts}, indent=1)
+    config = {"experiment": name, **runs.described(), "parts": parts}
     if not (folder / _CONFIG).exists():  # an interrupted run is reported, too, but hides none that was finished
-        _remember(config, folder)
+        _files.write_json(folder / _CONFIG, config)
     for part in _parts(name).values():
         runs.measure(part)
-    _remember(config, folder)
+    _files.write_json(folder / _CONFIG, config)
     return _outcome(name, runs)
 
 
@@ -127,17 +127,16 @@ def report(out: str | os.PathLike[str]) -> list[Outcome]:
         raise ValueError(f"{folder} holds no results: run an experiment with --out {folder}")
     outcomes = []
     for name, path in configs.items():
-        config = json.loads(path.read_text())
+        try:
+            config = _files.read_json(path)
+        except ValueError as error:
+            raise ValueError(f"{path} is corrupt ({error}): remove it and run {name} again") from error
         told = {name: config[name] for name in ("seeds", "first_seed", "init", "until")}
         runs = Runs(folder, Scale(**config["scale"]), **told)
         outcomes.append(_outcome(name, runs))
-    (folder / "report.md").write_text("\n".join(outcome.markdown() for outcome in outcomes))
+    with _files.replacing(folder / "report.md") as file:
+        file.write("\n".join(outcome.markdown() for outcome in outcomes).encode())
     return outcomes
-
-
-def _remember(config: str, folder: pathlib.Path) -> None:
-    with _files.replacing(folder / _CONFIG) as file:
-        file.write(config.encode())
 
 
 def _parts(name: str) -> dict[str, Any]:
@@ -156,7 +155,8 @@ def _outcome(name: str, runs: Runs) -> Outcome:
         import matplotlib.pyplot as plt
 
         for kind in ("png", "svg"):
-            figure.savefig(folder / f"figure.{kind}", dpi=90)
+            with _files.replacing(folder / f"figure.{kind}") as file:
+                figure.savefig(file, format=kind, dpi=90)
         plt.close(figure)
     if isinstance(experiment, Experiment):
         _write_summary(folder / "summary.csv", measured)
@@ -169,14 +169,16 @@ def _curve(result: Result) -> Curve:
 
 def _write_summary(path: pathlib.Path, results: Mapping[str, Result]) -> None:
     """One row for every curve, seed and evaluation."""
-    with path.open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["curve", "seed", "epoch", "mean", "min", "max", "consensus_distance"])
-        for label, result in results.items():
-            for number, seed in enumerate(result.provenance["seeds"]):
-                accuracy = result.history.accuracy[number].astype(np.float64)
-                for epoch, nodes, distance in zip(
-                    result.history.epoch, accuracy, result.history.consensus_distance[number], strict=True
-                ):
-                    numbers = [f"{value:.5f}" for value in (nodes.mean(), nodes.min(), nodes.max(), distance)]
-                    rows.writerow([label, seed, f"{epoch:g}", *numbers])
+    text = io.StringIO(newline="")
+    rows = csv.writer(text)
+    rows.writerow(["curve", "seed", "epoch", "mean", "min", "max", "consensus_distance"])
+    for label, result in results.items():
+        for number, seed in enumerate(result.provenance["seeds"]):
+            accuracy = result.history.accuracy[number].astype(np.float64)
+            for epoch, nodes, distance in zip(
+                result.history.epoch, accuracy, result.history.consensus_distance[number], strict=True
+            ):
+                numbers = [f"{value:.5f}" for value in (nodes.mean(), nodes.min(), nodes.max(), distance)]
+                rows.writerow([label, seed, f"{epoch:g}", *numbers])
+    with _files.replacing(path) as file:
+        file.write(text.getvalue().encode())

@@ -110,8 +110,7 @@ class Runs:
         if isinstance(part, Setting):
             return Result.load(path)
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
-                return saved["skew"]
+            return _files.read_arrays(path)["skew"]
         except Exception as error:  # whatever NumPy and zipfile raise for files that are not theirs
             raise ValueError(f"{path} is corrupt ({error}): remove it to measure again") from error
 
@@ -152,8 +151,7 @@ class Runs:
         ]
         folder = self.folder(study)
         folder.mkdir(parents=True, exist_ok=True)
-        with _files.replacing(folder / "measured.npz") as file:
-            np.savez_compressed(file, skew=np.stack(skews))
+        _files.write_arrays(folder / "measured.npz", {"skew": np.stack(skews)})
         return np.stack(skews)
 
     def _train(self, setting: Setting, last: int, seconds_before: float) -> Result:
@@ -193,8 +191,7 @@ class Runs:
         """Evaluates the last models on all test examples, and writes that to `final.npz`, seeds first."""
         found = evaluate_on_all(model, result.params, dataset)
         measured = {name: getattr(found, name) for name in ("accuracy", "mean_model_accuracy", "nodes_right")}
-        with _files.replacing(folder / "final.npz") as file:
-            np.savez_compressed(file, **measured)
+        _files.write_arrays(folder / "final.npz", measured)
 
     def _eval_every(self, setting: Setting) -> int:
         if self.scale.eval_every is not None:
