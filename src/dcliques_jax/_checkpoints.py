@@ -21,6 +21,7 @@ import numpy as np
 
 from dcliques_jax import _files
 from dcliques_jax._devices import of_first_process
+from dcliques_jax._losses import Losses
 from dcliques_jax._plans import Plan
 from dcliques_jax._programs import SimulationState
 from dcliques_jax._provenance import differences
@@ -71,14 +72,14 @@ class Checkpoints:
         """Whether the last save is long enough ago, by the clock of the first process: all must save at once."""
         return self.directory is not None and bool(of_first_process(time.monotonic() >= self._next_save))
 
-    def save(self, state: SimulationState, records: list[Record]) -> None:
+    def save(self, state: SimulationState, records: list[Record], losses: Losses) -> None:
         """Saves all that is needed to go on. If that fails, warns and keeps the last checkpoint."""
-        number = int(records[-1].round)
+        number = losses.round
         if self.directory is None or number in self._kept or jax.process_index() > 0:  # the first process writes
             return
         started = time.monotonic()
         try:
-            self._write(number, state, records)
+            self._write(number, state, records, losses)
         except OSError as error:
             last = f"the checkpoint of round {self._kept[-1]} stays" if self._kept else "there is none before"
             warnings.warn(
@@ -90,11 +91,12 @@ class Checkpoints:
         ended = time.monotonic()
         self._next_save = ended + _SPACING * (ended - started)
 
-    def _write(self, number: int, state: SimulationState, records: list[Record]) -> None:
+    def _write(self, number: int, state: SimulationState, records: list[Record], losses: Losses) -> None:
         assert self.directory is not None
         arrays = {f"state/{index}": _plain(leaf) for index, leaf in enumerate(jax.tree.leaves(state))}
         for name in Record._fields:
             arrays[f"history/{name}"] = np.stack([getattr(record, name) for record in records])
+        arrays |= {f"losses/{name}": np.asarray(value) for name, value in losses._asdict().items()}
         arrays["identity"] = np.array(json.dumps(self._identity))
         self.directory.mkdir(exist_ok=True)
         _files.write_arrays(self._path(number), arrays, compressed=False)
@@ -106,18 +108,19 @@ class Checkpoints:
 
     def restore(
         self, identity: dict[str, Any], starts: list[SimulationState], plan: Plan
-    ) -> tuple[list[SimulationState], list[Record]]:
-        """What was saved last; the given states and no records if nothing was.
+    ) -> tuple[list[SimulationState], list[Record], Losses]:
+        """What was saved last; the given states, no records and no losses if nothing was.
 
         Raises a `ValueError` if it is of a run of another identity, or later than the end of the plan.
         """
+        nothing = Losses.after(0, len(starts), len(starts[0].order))
         if self.directory is None:
-            return starts, []
+            return starts, [], nothing
         self._identity = json.loads(json.dumps(identity))  # as it is read back
         found = _by_first_process(self._newest)
         number = of_first_process(-1 if found is None else found[0])
         if number < 0:
-            return starts, []
+            return starts, [], nothing
         arrays = found[1] if found else _files.read_arrays(self._path(number))
         if told := differences(json.loads(str(arrays["identity"])), self._identity):
             raise ValueError(f"{self.directory} holds checkpoints of another run: {told}")
@@ -135,7 +138,8 @@ class Checkpoints:
         ]
         columns = [arrays[f"history/{name}"] for name in Record._fields]
         records = [Record(int(at), float(epoch), *rest) for at, epoch, *rest in zip(*columns, strict=True)]
-        return runs, records
+        losses = Losses(number, arrays["losses/sums"], arrays["losses/counts"])
+        return runs, records, losses
 
     def _newest(self) -> tuple[int, dict[str, np.ndarray]] | None:
         """Round and content of the newest checkpoint that is as it was written; None if there is none at all."""

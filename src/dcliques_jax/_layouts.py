@@ -23,6 +23,9 @@ from dcliques_jax._programs import Data, Examples, Program, SimulationState
 from dcliques_jax.datasets import Dataset
 from dcliques_jax.topologies import Topology
 
+_MOST_ROUNDS = 1024  # that are run at a time
+_MOST_LOSSES = 2**18  # that they return: as many as there are nodes in every round
+
 
 class Layout(NamedTuple):
     """How runs that are simulated at once are stored."""
@@ -56,7 +59,7 @@ def make_layout(runs: list[Run], parts: Parts, mesh: Mesh | None) -> Layout:
     most = max(placement.per_device for placement in placements)
     placements = [placement.widened(most) for placement in placements]
     indices = [run.data.indices[p.order].reshape(mesh.size, -1) for run, p in zip(runs, placements, strict=True)]
-    held = [np.unique([run[device] for run in indices]) for device in range(mesh.size)]
+    held = [np.unique(np.concatenate([run[device] for run in indices])) for device in range(mesh.size)]
     return Layout(runs, parts, placements, [ids[ids >= 0] for ids in held], mesh)
 
 
@@ -73,6 +76,7 @@ class Rounds(NamedTuple):
     state: SimulationState  # before the first round
     data: Data
     examples: Examples
+    most_rounds: int  # that can be run at a time
 
     def run(self, state: SimulationState, num_rounds: int) -> Any:
         """See `_programs.run`."""
@@ -92,19 +96,24 @@ def prepare(
 
     `lowered` is the program on one device, where it is known.
     """
-    state = stored(layout, start(layout) if starts is None else starts)
+    state = stored(layout, start(layout, plan) if starts is None else starts)
     data, examples = make_data(layout, plan), make_examples(layout)
     if layout.mesh is not None or lowered is None:
         lowered = lower(layout, plan, state, data, examples)
-    return Rounds(lowered.compile(layout.mesh), state, data, examples)
+    return Rounds(lowered.compile(layout.mesh), state, data, examples, _most_rounds(layout))
 
 
 def lower(layout: Layout, plan: Plan, state: Any, data: Data, examples: Examples) -> Lowered:
     """The program of rounds, before it is compiled."""
     model, _, algorithm, loss_fn, _ = layout.parts
     program = Program(model.apply, loss_fn, algorithm.step, plan.batch_size, plan.rounds_per_epoch)
-    options: dict[str, Any] = {"most_rounds": plan.interval, "mesh": layout.mesh}
+    options: dict[str, Any] = {"most_rounds": _most_rounds(layout), "mesh": layout.mesh}
     return _executables.lower(_programs.run, program, state, data, examples, 1, donate=(0,), **options)
+
+
+def _most_rounds(layout: Layout) -> int:
+    """Rounds to run at a time. Their losses must fit into little memory, however seldom models are evaluated."""
+    return int(np.clip(_MOST_LOSSES // layout.num_places, 1, _MOST_ROUNDS))
 
 
 def lower_on_one_device(layout: Layout, plan: Plan, starts: Sequence[SimulationState]) -> Lowered:
@@ -120,20 +129,20 @@ def _train_inputs(dataset: Dataset) -> Any:
     return dataset.train_inputs if dataset.byte_scale is None else dataset.train_bytes
 
 
-def start(layout: Layout) -> list[SimulationState]:
+def start(layout: Layout, plan: Plan) -> list[SimulationState]:
     """The states before the first round in the topology's order, without the axis of runs.
 
     Those of a mesh are made in the memory of the host, which is larger than that of a device.
     """
     on_host = jax.default_device(jax.local_devices(backend="cpu")[0]) if layout.mesh else contextlib.nullcontext()
     with on_host:
-        states = mixing.alike([_start(run, layout.parts) for run in layout.runs])
+        states = mixing.alike([_start(run, layout.parts, plan) for run in layout.runs])
         if layout.mesh is not None:
             _devices.check_separate(layout.parts.algorithm.step, states[0].params, states[0].algorithm)
         return states
 
 
-def _start(run: Run, parts: Parts) -> SimulationState:
+def _start(run: Run, parts: Parts, plan: Plan) -> SimulationState:
     init_key, _ = _keys(run)
     if isinstance(parts.init, str):
         example = run.data.dataset.train_inputs[:1]
@@ -143,7 +152,7 @@ def _start(run: Run, parts: Parts) -> SimulationState:
     else:
         params = _programs.stacked(jax.tree.map(jnp.asarray, parts.init), run.data.num_nodes)
     algorithm_state = _devices.as_arrays(parts.algorithm.init(run.topology, params))
-    order = jnp.zeros(run.data.indices.shape, jnp.int32)  # drawn in the first round
+    order = jnp.zeros((run.data.num_nodes, plan.width), jnp.int32)  # drawn in the first round
     return SimulationState(params, algorithm_state, order, jnp.zeros((), jnp.int32))
 
 
@@ -199,7 +208,7 @@ def make_data(layout: Layout, plan: Plan) -> Data:
     if layout.mesh is None:
         return jax.tree.map(jnp.asarray, data)
     data = data._replace(examples=np.stack([_local(layout, rows) for rows in data.examples]))
-    return _devices.put(data, _programs.DATA_SPECS, layout.mesh)
+    return _devices.put(data, _programs.data_specs(data), layout.mesh)
 
 
 def _host_data(layout: Layout, plan: Plan) -> Data:
@@ -210,13 +219,15 @@ def _host_data(layout: Layout, plan: Plan) -> Data:
 
 def _data_of_run(plan: Plan, run: Run, placement: Placement) -> Any:
     order, used = placement.order, placement.order >= 0
-    bounds = sampling.bounds(run.data.sizes, plan.batch_size)[order]
+    bounds = sampling.bounds(run.data.sizes, plan.batch_size, plan.largest)[order]
+    width = run.data.indices.shape[1]
     return Data(
-        examples=run.data.indices[order],
+        examples=np.pad(run.data.indices[order], ((0, 0), (0, plan.width - width)), constant_values=-1),
         sizes=np.where(used, run.data.sizes[order], 0).astype(np.int32),
         nodes=order.astype(np.int32),
         bounds=np.where(used[:, None], bounds, 0).astype(np.int32),
         key=np.asarray(jax.random.key_data(_keys(run)[1])),
+        width=np.int32(width) if plan.ragged else None,
     )
 
 

@@ -1,7 +1,6 @@
 """What `simulate` was asked for, checked: its runs, how long they last, and what is evaluated when."""
 
 import contextlib
-import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -48,31 +47,34 @@ class Parts(NamedTuple):
 class Plan(NamedTuple):
     """How long runs last, in which batches, and what is evaluated when."""
 
-    batch_size: int
+    batch_size: int  # of the largest node
     rounds_per_epoch: int
-    asked: dict[str, int]  # how long, and how often to evaluate, in epochs or rounds
-    interval: int  # most rounds between two evaluations
+    largest: int  # examples of the largest node of all runs
+    width: int  # of the longest list of examples
+    ragged: bool  # whether lists of runs differ in length
+    asked: dict[str, Any]  # how long, and how often to evaluate, in epochs or rounds
     evaluated: list[int]  # the rounds after which models are evaluated: 0, .., the last
-    eval_nodes: int | None
+    eval_nodes: int | list[int] | None
     eval_examples: int | None
 
     def nodes(self, run: Run) -> np.ndarray:
         """The nodes of a run that are evaluated."""
+        if isinstance(self.eval_nodes, list):
+            return np.array(self.eval_nodes)
         return _subset(self.eval_nodes, run.data.num_nodes, _checks.generator(run.seed, 1))
 
     def examples(self, run: Run) -> np.ndarray:
         """The test examples on which they are."""
         return _subset(self.eval_examples, len(run.data.dataset.test_labels), _checks.generator(run.seed, 2))
 
-    def after(self, evaluated: list[int]) -> "Plan":
-        """The plan of a run that has been evaluated after these rounds already."""
-        later = [number for number in self.evaluated if not evaluated or number > evaluated[-1]]
+    def after(self, evaluated: list[int], last: int) -> "Plan":
+        """The plan of a run that has been evaluated after these rounds already, and is at round `last`."""
+        later = [at for at in self.evaluated if at >= last and not (evaluated and at <= evaluated[-1])]
         return self._replace(evaluated=evaluated + later)
 
     def following(self, evaluated: list[int]) -> "Plan":
         """The plan of runs that are evaluated after the very rounds of others."""
-        gaps = [stop - start for start, stop in itertools.pairwise(evaluated)]
-        return self._replace(evaluated=evaluated, interval=max(self.interval, *gaps, 0))
+        return self._replace(evaluated=evaluated)
 
     def extension(self, last: int) -> int:
         """By how much to extend the plan for a run that is as far as a round, in epochs or rounds."""
@@ -101,10 +103,10 @@ def make_runs(topology: Any, dataset: Any, seed: int, seeds: Sequence[int] | Non
     for run in runs[1:]:
         if run.data.dataset is not runs[0].data.dataset:
             raise ValueError(f"the data of seed {run.seed} is not split from the same Dataset as that of {numbers[0]}")
-        if run.data.indices.shape != runs[0].data.indices.shape:
+        if run.data.num_nodes != runs[0].data.num_nodes:
             raise ValueError(
-                f"the data of seed {run.seed} is split into {run.data.indices.shape} (nodes, most examples), that of "
-                f"seed {numbers[0]} into {runs[0].data.indices.shape}: runs of several seeds need equal shapes"
+                f"the data of seed {run.seed} is split over {run.data.num_nodes} nodes, that of seed {numbers[0]} over "
+                f"{runs[0].data.num_nodes}: pass as many nodes for every seed"
             )
     return runs
 
@@ -139,36 +141,51 @@ def make_plan(
     rounds: int | None = None,
     extend: int = 0,
     batch_size: int | None = None,
-    eval_every: int = 1,
-    eval_nodes: int | None = None,
+    eval_every: int | Sequence[int] = 1,
+    eval_nodes: int | Sequence[int] | None = None,
     eval_examples: int | None = None,
 ) -> Plan:
     """The plan that all runs follow."""
     data = runs[0].data
-    largest = int(data.sizes.max())
+    largest = max(int(run.data.sizes.max()) for run in runs)
+    widths = {run.data.indices.shape[1] for run in runs}
     if batch_size is None:
         batch_size = int(np.ceil(_BATCH_SHARE * largest))
     batch_size = _checks.integer("batch_size", batch_size, 1, largest, "the examples of the largest node")
-    per_epoch = sampling.rounds_per_epoch(data.sizes, batch_size)
+    per_epoch = sampling.rounds_per_epoch(np.array([largest]), batch_size)
     if epochs is not None and rounds is not None:
         raise ValueError(f"epochs={epochs} and rounds={rounds} exclude each other: give one")
     if rounds is not None:
         length, unit = {"rounds": _checks.integer("rounds", rounds, 0)}, 1
     else:
         length, unit = {"epochs": _checks.integer("epochs", 10 if epochs is None else epochs, 0)}, per_epoch
-    asked = length | {"eval_every": _checks.integer("eval_every", eval_every, 1)}
-    evaluated = _evaluated(*asked.values(), extend=_checks.integer("extend", extend, 0))
-    if eval_nodes is not None:
+    (asked_length,) = length.values()
+    last = asked_length + _checks.integer("extend", extend, 0)
+    if np.ndim(eval_every) == 0:
+        eval_every = _checks.integer("eval_every", eval_every, 1)
+        between = {*range(0, last, eval_every)}
+    else:
+        eval_every = _numbers("eval_every", eval_every, last, "the length of the run")
+        between = set(eval_every)
+    # At the start, at the end, and at the end of an extension.
+    evaluated = [unit * at for at in sorted({0, *between, asked_length, last})]
+    if eval_nodes is not None and np.ndim(eval_nodes) == 0:
         eval_nodes = _checks.integer("eval_nodes", eval_nodes, 1, data.num_nodes)
+    elif eval_nodes is not None:
+        eval_nodes = _numbers("eval_nodes", eval_nodes, data.num_nodes - 1, "the last node")
     if eval_examples is not None:
         eval_examples = _checks.integer("eval_examples", eval_examples, 1, len(data.dataset.test_labels))
-    interval, evaluated = unit * asked["eval_every"], [unit * at for at in evaluated]
-    return Plan(batch_size, per_epoch, asked, interval, evaluated, eval_nodes, eval_examples)
+    asked = {**length, "eval_every": eval_every}
+    shape = (largest, max(widths), len(widths) > 1)
+    return Plan(batch_size, per_epoch, *shape, asked, evaluated, eval_nodes, eval_examples)
 
 
-def _evaluated(length: int, every: int, *, extend: int) -> list[int]:
-    """When models are evaluated: at 0, every `every`, at the end, and at the end of an extension."""
-    return sorted({*range(0, length + extend, every), length, length + extend})
+def _numbers(name: str, values: Any, most: int, why: str) -> list[int]:
+    """Different whole numbers from 0 to `most`, in order."""
+    found = sorted({_checks.integer(name, value, 0, most, why) for value in values})
+    if len(found) != len(values) or not found:
+        raise ValueError(f"{name}={values!r} must hold different numbers, and at least one")
+    return found
 
 
 def _subset(count: int | None, available: int, rng: np.random.Generator) -> np.ndarray:

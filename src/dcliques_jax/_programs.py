@@ -50,10 +50,13 @@ class Data(NamedTuple):
     nodes: Any  # [runs, places] the number of the node, -1 at an empty place
     bounds: Any  # [runs, places, rounds per epoch + 1] where its batches begin and end
     key: Any  # [runs, 2] the data of a threefry key
+    width: Any  # [runs] the longest list of examples of a run; None if they are of equal length
 
 
-_PARTS = PartitionSpec(None, _devices.AXIS)
-DATA_SPECS = Data(examples=_PARTS, sizes=_PARTS, nodes=_PARTS, bounds=_PARTS, key=_ALL)
+def data_specs(data: Data) -> Any:
+    """How data lie on a mesh."""
+    parts = PartitionSpec(None, _devices.AXIS)
+    return Data(parts, parts, parts, parts, key=_ALL, width=None if data.width is None else _ALL)
 
 
 class SimulationState(NamedTuple):
@@ -77,10 +80,10 @@ class SimulationState(NamedTuple):
 class Evaluation(NamedTuple):
     """What is measured after a round."""
 
-    accuracy: Any  # [runs, evaluated places]
+    correct: Any  # [runs, evaluated places] examples on which a model is right
     loss: Any  # [runs, evaluated places]
     consensus_distance: Any  # [runs]
-    mean_model_accuracy: Any  # [runs] of the mean of all models
+    mean_model_correct: Any  # [runs] examples on which the mean of all models is right
     nodes_right: Any  # [runs, chunks, chunk] how many of the evaluated nodes are right on each example
     finite: Any  # [runs, places] whether all parameters of a node are finite
 
@@ -109,7 +112,7 @@ def run(
     state: SimulationState,
     data: Data,
     examples: Examples,
-    num_rounds: int,
+    num_rounds: Any,
     *,
     most_rounds: int,
     mesh: Mesh | None,
@@ -130,7 +133,7 @@ def run(
 
         def shuffled(epoch: jax.Array) -> jax.Array:
             key = jax.random.wrap_key_data(data.key, impl="threefry2x32")
-            return sampling.shuffle(key, epoch, data.examples.shape[1], data.sizes, data.nodes)
+            return sampling.shuffle(key, epoch, data.examples.shape[1], data.sizes, data.nodes, data.width)
 
         def one_round(index: jax.Array, carry: Any) -> Any:
             state, losses, counts = carry
@@ -159,7 +162,7 @@ def run(
     train = PartitionSpec(_devices.AXIS)
     in_specs = (
         in_parts,
-        DATA_SPECS,
+        data_specs(data),
         Examples(train, jax.tree.map(lambda _: _ALL, examples.byte_scale), train),
         _ALL,
         _ALL,
@@ -207,7 +210,7 @@ def evaluate(
                 return metrics.evaluate(apply, params, inputs, labels, chunks, loss_fn=loss_fn)
 
             chosen = params if evaluated is None else jax.tree.map(lambda leaf: leaf[evaluated], params)
-            accuracy, loss, right = over_nodes(of_node)(chosen)
+            correct, loss, right = over_nodes(of_node)(chosen)
             used = nodes >= 0
             counted = used if evaluated is None else evaluated >= 0
             nodes_right = jnp.where(counted[:, None, None], right, False).sum(axis=0)
@@ -220,7 +223,7 @@ def evaluate(
                 mean_model = _devices.mean_model(params, used)
                 nodes_right = jax.lax.psum(nodes_right, _devices.AXIS)
             finite = metrics.finite_nodes(params)
-            return Evaluation(accuracy, loss, distance, of_node(mean_model)[0], nodes_right, finite)
+            return Evaluation(correct, loss, distance, of_node(mean_model)[0], nodes_right, finite)
 
         return over_runs(one_run)(params, nodes, evaluated, chunks)
 

@@ -1,10 +1,14 @@
 """The entry function, and the loop from one evaluation to the next."""
 
+import contextlib
+import dataclasses
 import functools
 import os
 import sys
+import threading
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -14,6 +18,7 @@ from dcliques_jax import (
     _checks,
     _devices,
     _executables,
+    _interrupts,
     _layouts,
     _memory,
     _programs,
@@ -25,6 +30,7 @@ from dcliques_jax import (
 from dcliques_jax._checkpoints import Checkpoints
 from dcliques_jax._chunks import largest_result
 from dcliques_jax._layouts import Layout, Rounds
+from dcliques_jax._losses import Losses
 from dcliques_jax._plans import Parts, Plan, Run, check_fit, make_plan, make_runs
 from dcliques_jax._programs import Evaluation, Params, SimulationState
 from dcliques_jax._provenance import identity, provenance, surroundings
@@ -36,16 +42,28 @@ from dcliques_jax.topologies import Topology
 
 _EVALUATION_BYTES = 2**24  # most memory for the largest intermediate result of evaluating one node
 _EVALUATED_AT_ONCE = 1000  # most examples at a time
+_PACE = 0.5  # seconds of rounds between two looks at Ctrl-C
 
 
-class Watch(NamedTuple):
-    """What happens at an evaluation."""
+@dataclasses.dataclass
+class Watch:
+    """What happens at an evaluation, and in between."""
 
     on_evaluation: Callable[[Record], Any]
     on_nonfinite: str
     progress: bool
     one_run: bool  # whether the user knows of no axis of runs
+    interrupted: Callable[[], bool]  # whether Ctrl-C was pressed
     may_stop: bool = True
+    warned: bool = False
+
+    def complain(self, trouble: str | None) -> None:
+        """Raises an error for non-finite numbers, or warns once."""
+        if trouble and self.on_nonfinite == "raise":
+            raise FloatingPointError(f"{trouble}. Lower the learning rate, or pass on_nonfinite='warn' to go on.")
+        if trouble and not self.warned:
+            warnings.warn(trouble, RuntimeWarning, stacklevel=5)
+            self.warned = True
 
 
 class Outcome(NamedTuple):
@@ -55,6 +73,7 @@ class Outcome(NamedTuple):
     records: list[Record]
     program: str  # a checksum of the compiled program
     memory: int  # bytes of device memory that rounds take at their peak
+    interrupted: bool  # whether Ctrl-C ended them
 
 
 def simulate(
@@ -68,8 +87,8 @@ def simulate(
     rounds: int | None = None,
     batch_size: int | None = None,
     init: Any = "shared",
-    eval_every: int = 1,
-    eval_nodes: int | None = None,
+    eval_every: int | Sequence[int] = 1,
+    eval_nodes: int | Sequence[int] | None = None,
     eval_examples: int | None = None,
     on_nonfinite: Literal["raise", "warn"] = "raise",
     on_evaluation: Callable[[Record], Any] | None = None,
@@ -83,6 +102,10 @@ def simulate(
     """Trains one model on every node of a topology and evaluates them all.
 
     A run is a pure function of its arguments: the same arguments give the same bits on the same kind of device.
+
+    Ctrl-C stops a run within a second or two, or after the round, evaluation or compilation that takes longer: the
+    checkpoint is saved if there is a folder, and the result so far is returned with a warning and `interrupted` set.
+    Pressed again it raises `KeyboardInterrupt` at once.
 
     Args:
       topology: who talks to whom.
@@ -98,8 +121,9 @@ def simulate(
         nodes differ in size it is that of the largest; the others take proportionally less.
       init: `"shared"` (all nodes start from one random model), `"averaged"` (all start from the mean of as many random
         models as there are nodes), `"independent"` (each starts from its own), or one node's parameters as a pytree.
-      eval_every: epochs between evaluations, or rounds if `rounds` is given. The end is always evaluated.
-      eval_nodes: evaluate that many nodes only, drawn once by the seed.
+      eval_every: epochs between evaluations, or rounds if `rounds` is given; or a list of the epochs (rounds) after
+        which to evaluate. Start and end are always evaluated.
+      eval_nodes: evaluate that many nodes only, drawn once by the seed; or a list of the nodes to evaluate.
       eval_examples: evaluate on that many test examples only, drawn once by the seed.
       on_nonfinite: what to do when a loss or a parameter is infinite or NaN: `"raise"` an error or `"warn"` once.
       on_evaluation: called with a `results.Record` after every evaluation, and of a run that goes on with those before,
@@ -110,7 +134,8 @@ def simulate(
       extend: train that many epochs longer (rounds if `rounds` is given): what a finished checkpoint is continued with.
       seed: of the initial models, the order of examples and the subsets for evaluation.
       seeds: run once for every seed, all at once if memory allows. All that is measured then has the seeds on its first
-        axis. `topology` and `dataset` may be lists of equal shapes, one for each seed.
+        axis. `topology` and `dataset` may be lists of as many nodes, one for each seed. Where partitions differ in the
+        size of their largest node, `batch_size` is that of the largest of all.
       mesh: devices to share the nodes out over, `jax.make_mesh((k,), ("nodes",))`; whole cliques stay on one device.
       progress: whether to show a progress bar, if there is a terminal or a notebook to show it in.
 
@@ -125,9 +150,10 @@ def simulate(
     _checks.choice("on_nonfinite", on_nonfinite, ("raise", "warn"))
     if mesh is not None:
         mesh = _devices.check_mesh(mesh)
-    for name, function in (("loss_fn", loss_fn), ("on_evaluation", on_evaluation)):
-        if function is not None and not callable(function):
-            raise ValueError(f"{name}={function!r} must be a function")
+    if not callable(loss_fn):
+        raise ValueError(f"loss_fn={loss_fn!r} is not a function: leave it out for cross-entropy")
+    if on_evaluation is not None and not callable(on_evaluation):
+        raise ValueError(f"on_evaluation={on_evaluation!r} is not a function: pass one that takes a Record")
     runs = make_runs(topology, dataset, seed, seeds)
     plan = make_plan(
         runs,
@@ -149,79 +175,114 @@ def simulate(
         states = [check_fit(run, parts) for run in runs]
     needed = _memory.forecast(runs[0], parts, states[0])
     _memory.check(runs[0], needed, mesh)
-    watch = Watch(on_evaluation or (lambda _: None), on_nonfinite, progress, one_run=seeds is None)
     checkpoints = Checkpoints(checkpoint_dir)
     fitting = max(
         1, _memory.available(mesh) // max(1, 2 * needed.total)
     )  # twice: when runs begin and end, they are copied
     fitting = _devices.of_first_process(fitting)  # all processes must do the same
     outcomes: list[Outcome] = []
-    with checkpoints.opened(runs_at_once=min(len(runs), fitting)) as at_once:
+    with (
+        checkpoints.opened(runs_at_once=min(len(runs), fitting)) as at_once,
+        _interrupts.noticed() as interrupted,
+    ):
+        watch = Watch(on_evaluation or (lambda _: None), on_nonfinite, progress, seeds is None, interrupted)
         for start in range(0, len(runs), at_once):
             some = runs[start : start + at_once]
             outcome = _train(_layouts.make_layout(some, parts, mesh), plan, watch, checkpoints.part(start))
+            if outcome.interrupted and outcomes:
+                break  # those before are finished
             # Move finished runs to the host to free device memory.
             outcomes.append(
                 outcome if len(some) == len(runs) else outcome._replace(state=jax.device_get(outcome.state))
             )
+            if outcome.interrupted:
+                break
             # All are evaluated when the first are. If those were told to stop, the others stop there, too.
-            plan = plan.following([record.round for record in outcomes[0].records])
-            watch = watch._replace(may_stop=False)
-    return _result(runs, plan, parts, outcomes, one_run=seeds is None)
+            plan, watch.may_stop = plan.following([record.round for record in outcomes[0].records]), False
+    result = _result(runs, plan, parts, outcomes, one_run=seeds is None)
+    if not (outcome.interrupted or interrupted()):
+        return result
+    kept = "" if checkpoints.directory is None else f"; the same call goes on from {checkpoints.directory}"
+    told = (
+        f"interrupted after round {result.provenance['rounds_run']} of {plan.evaluated[-1]}: this is the result so far"
+    )
+    warnings.warn(told + kept, RuntimeWarning, stacklevel=2)
+    return dataclasses.replace(result, interrupted=True)
 
 
 def _train(layout: Layout, plan: Plan, watch: Watch, checkpoints: Checkpoints) -> Outcome:
     """Simulates some runs at once."""
     runs, parts = layout.runs, layout.parts
-    starts = _layouts.start(layout)
+    starts = _layouts.start(layout, plan)
     weights = [_devices.weights_in(state) for state in starts]
     lowered = _layouts.lower_on_one_device(layout, plan, starts)
     about = identity(provenance(runs, plan, parts, lowered.checksum), runs, plan, starts)
-    starts, records = checkpoints.restore(about, starts, plan)
-    rounds = _layouts.prepare(layout, plan, starts, lowered)
-    state, evaluated = rounds.state, _layouts.make_evaluated(layout, plan)
-    evaluate = _evaluation(layout, plan, rounds, evaluated)
-    memory = rounds.memory() if len(plan.evaluated) > 1 else 0
-    plan = plan.after([record.round for record in records])
+    starts, records, losses = checkpoints.restore(about, starts, plan)
+    plan = plan.after([record.round for record in records], losses.round)
     # What was restored is told again, so that a callback that counts or stops does what it did before.
     stopped = [_told(watch, record) for record in records][-1:] == [True]
-    losses = counts = np.zeros((len(runs), 0, layout.num_places))  # of the rounds since the last evaluation
-    warned = False
+    interrupted = False
     with _progress_bar(runs, plan, watch) as bar:
-        bar.update(records[-1].round if records else 0)
+        bar.update(losses.round)
+        with _compiling(bar):
+            rounds = _layouts.prepare(layout, plan, starts, lowered)
+            evaluated = _layouts.make_evaluated(layout, plan)
+            evaluate = _evaluation(layout, plan, rounds, evaluated)
+        state, chunks = rounds.state, _Chunks(rounds, layout, watch)
+        memory = rounds.memory() if len(plan.evaluated) > 1 else 0
         if memory and not bar.disable:
             bar.write(f"{bar.desc}: a round takes {memory / 1e6:,.0f} MB of memory", file=sys.stderr)
-        for index in range(len(records), len(plan.evaluated)):
+        for stop in plan.evaluated[len(records) :]:
             if stopped:
                 break
-            start, stop = plan.evaluated[max(index - 1, 0)], plan.evaluated[index]
-            if stop > start:
-                state, (losses, counts) = rounds.run(state, stop - start)
-            evaluation, losses, counts = jax.device_get((evaluate(state.params), losses, counts))
-            losses, counts = (_picked(values, layout.places)[:, : stop - start] for values in (losses, counts))
+            state, losses = chunks.run(state, losses, stop, bar)
+            interrupted = losses.round < stop
+            if interrupted:
+                break
+            evaluation = jax.device_get(evaluate(state.params))
             evaluation = evaluation._replace(
-                accuracy=_picked(evaluation.accuracy, evaluated.found),
+                correct=_picked(evaluation.correct, evaluated.found),
                 loss=_picked(evaluation.loss, evaluated.found),
                 finite=_picked(evaluation.finite, layout.places),
                 nodes_right=evaluation.nodes_right.reshape(len(runs), -1)[:, : plan.examples(runs[0]).size],
             )
-            trouble = _find_trouble(runs, plan, stop, losses, evaluation)
-            if trouble and watch.on_nonfinite == "raise":
-                raise FloatingPointError(f"{trouble}. Lower the learning rate, or pass on_nonfinite='warn' to go on.")
-            if trouble and not warned:
-                warnings.warn(trouble, RuntimeWarning, stacklevel=3)
-                warned = True
-            records.append(_record(plan, stop, evaluation, losses, counts))
+            watch.complain(_nonfinite_models(runs, plan, stop, evaluation))
+            records.append(_record(plan, evaluation, losses))
+            losses = Losses.after(stop, len(runs), runs[0].data.num_nodes)
             if checkpoints.due():
-                checkpoints.save(_layouts.in_topology_order(layout, state, weights), records)
-            accuracy = evaluation.accuracy
+                checkpoints.save(_layouts.in_topology_order(layout, state, weights), records, losses)
+            accuracy = records[-1].accuracy
             shown = f"{accuracy.min():.3f} / {accuracy.mean():.3f} / {accuracy.max():.3f}"
-            bar.set_postfix({"accuracy": shown}, refresh=False)
-            bar.update(stop - start)
+            bar.set_postfix({"accuracy": shown})
             stopped = _told(watch, records[-1])
     state = _layouts.in_topology_order(layout, state, weights)
-    checkpoints.save(state, records)
-    return Outcome(state, records, lowered.checksum, memory)
+    checkpoints.save(state, records, losses)
+    return Outcome(state, records, lowered.checksum, memory, interrupted)
+
+
+class _Chunks:
+    """Rounds, so many at a time that Ctrl-C is noticed soon: about half a second, or one that takes longer."""
+
+    def __init__(self, rounds: Rounds, layout: Layout, watch: Watch) -> None:
+        self._rounds, self._layout, self._watch = rounds, layout, watch
+        self._pace = 1
+
+    def run(self, state: SimulationState, losses: Losses, stop: int, bar: Any) -> tuple[SimulationState, Losses]:
+        """Runs up to round `stop`, or until Ctrl-C is pressed."""
+        while losses.round < stop:
+            count = 0 if self._watch.interrupted() else min(stop - losses.round, self._pace)
+            count = _devices.of_first_process(count)  # all processes must do the same
+            if count == 0:
+                break
+            started = time.monotonic()
+            state, measured = self._rounds.run(state, count)
+            found, counts = (_picked(values[:, :count], self._layout.places) for values in jax.device_get(measured))
+            seconds = max(time.monotonic() - started, 1e-9)
+            self._watch.complain(_nonfinite_losses(self._layout.runs, losses.round, found))
+            losses = losses.plus(found, counts)
+            bar.update(count)
+            self._pace = int(np.clip(_PACE * count / seconds, 1, self._rounds.most_rounds))
+        return state, losses
 
 
 def _picked(values: np.ndarray, found: np.ndarray) -> np.ndarray:
@@ -238,6 +299,28 @@ def _progress_bar(runs: list[Run], plan: Plan, watch: Watch) -> Any:
     seen = (sys.stderr.isatty() or "ipykernel" in sys.modules) and "PYTEST_CURRENT_TEST" not in os.environ
     seen = seen and jax.process_index() == 0
     return tqdm(total=plan.evaluated[-1], unit="round", desc=name, disable=not (watch.progress and seen))
+
+
+@contextlib.contextmanager
+def _compiling(bar: Any) -> Iterator[None]:
+    """Says on a bar that is shown that programs are being compiled, and for how long."""
+    if bar.disable:
+        yield
+        return
+    name, started, finished = bar.desc, time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not finished.wait(1):
+            bar.set_description_str(f"{name}, compiling for {time.monotonic() - started:.0f} s")
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        teller.join()
+        bar.set_description_str(name)
 
 
 def _evaluation(
@@ -279,38 +362,54 @@ def evaluate_on_all(model: models.Model, params: Params, dataset: Dataset) -> Ev
     return found._replace(nodes_right=found.nodes_right.reshape(num_runs, -1)[:, :count])
 
 
-def _record(plan: Plan, last: int, evaluation: Evaluation, losses: np.ndarray, counts: np.ndarray) -> Record:
-    accuracy, loss, *of_all, _ = evaluation
-    train_loss = np.stack([_mean_over_examples(*run) for run in zip(losses, counts, strict=True)])
-    return Record(last, last / plan.rounds_per_epoch, accuracy, loss, train_loss, *of_all)
+def _record(plan: Plan, evaluation: Evaluation, losses: Losses) -> Record:
+    correct, loss, distance, mean_model_correct, nodes_right, _ = evaluation
+    count = nodes_right.shape[1]
+    measured = {
+        # Divided here: XLA multiplies with a rounded inverse, and 97 of 97 would not be 1.
+        "accuracy": (correct / count).astype(np.float32),
+        "loss": loss,
+        "train_loss": losses.means(),
+        "consensus_distance": distance,
+        "mean_model_accuracy": (mean_model_correct / count).astype(np.float32),
+        "nodes_right": nodes_right,
+    }
+    for array in measured.values():
+        array.flags.writeable = False  # callbacks get them
+    return Record(losses.round, losses.round / plan.rounds_per_epoch, **measured)
 
 
 def _told(watch: Watch, record: Record) -> bool:
     """Tells the user's callback; whether it wants to stop, and may."""
     number, epoch, *arrays = record
     answer = watch.on_evaluation(Record(number, epoch, *(array[0] if watch.one_run else array for array in arrays)))
-    return watch.may_stop and isinstance(answer, (bool, np.bool_)) and bool(answer)
+    # One truth value of any kind stops. Loggers return other things.
+    arrays_too = isinstance(answer, (np.ndarray, jax.Array)) and answer.shape == () and answer.dtype == np.bool_
+    return watch.may_stop and (arrays_too or isinstance(answer, (bool, np.bool_))) and bool(answer)
 
 
-def _mean_over_examples(losses: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Mean loss of each node since the last evaluation, `[nodes]`; NaN where it saw no example."""
-    seen = counts.sum(axis=0).astype(np.float64)
-    return np.divide((losses * counts).sum(axis=0), seen, out=np.full(len(seen), np.nan), where=seen > 0)
-
-
-def _find_trouble(runs: list[Run], plan: Plan, last: int, losses: np.ndarray, evaluation: Evaluation) -> str | None:
-    """Where the first infinite or NaN value appeared, if any did; `losses` are those of the rounds up to `last`."""
-    for number, run in enumerate(runs):
-        of_seed = "" if len(runs) == 1 else f" of seed {run.seed}"
-        bad, finite, loss = ~np.isfinite(losses[number]), evaluation.finite[number], evaluation.loss[number]
+def _nonfinite_losses(runs: list[Run], before: int, losses: np.ndarray) -> str | None:
+    """Where the first infinite or NaN loss appeared in the rounds after `before`, if any did."""
+    for run, of_run in zip(runs, losses, strict=True):
+        bad = ~np.isfinite(of_run)  # [rounds, nodes]
         if bad.any():
             row = int(bad.any(axis=1).argmax())
-            return _place("training loss", last - len(bad) + row + 1, np.flatnonzero(bad[row]), of_seed)
-        if not finite.all():
-            return _place("parameters", last, np.flatnonzero(~finite), of_seed)
-        if not np.isfinite(loss).all():
-            return _place("test loss", last, plan.nodes(run)[~np.isfinite(loss)], of_seed)
+            return _place("training loss", before + row + 1, np.flatnonzero(bad[row]), _of_seed(runs, run))
     return None
+
+
+def _nonfinite_models(runs: list[Run], plan: Plan, last: int, evaluation: Evaluation) -> str | None:
+    """Which models have infinite or NaN parameters or test losses after round `last`, if any have."""
+    for run, finite, loss in zip(runs, evaluation.finite, evaluation.loss, strict=True):
+        if not finite.all():
+            return _place("parameters", last, np.flatnonzero(~finite), _of_seed(runs, run))
+        if not np.isfinite(loss).all():
+            return _place("test loss", last, plan.nodes(run)[~np.isfinite(loss)], _of_seed(runs, run))
+    return None
+
+
+def _of_seed(runs: list[Run], run: Run) -> str:
+    return "" if len(runs) == 1 else f" of seed {run.seed}"
 
 
 def _place(what: str, after: int, nodes: np.ndarray, of_seed: str) -> str:
@@ -324,6 +423,7 @@ def _result(runs: list[Run], plan: Plan, parts: Parts, outcomes: list[Outcome], 
         name: [np.stack([getattr(record, name) for record in outcome.records], axis=1) for outcome in outcomes]
         for name in Record._fields[2:]
     }
+    runs = runs[: sum(len(outcome.records[0].accuracy) for outcome in outcomes)]  # those that were begun
     rounds = np.array([record.round for record in outcomes[0].records])
     history = History(
         round=rounds,
@@ -334,7 +434,7 @@ def _result(runs: list[Run], plan: Plan, parts: Parts, outcomes: list[Outcome], 
     )
     state = jax.tree.map(lambda leaf: _of_user(leaf, one_run), _of_all_runs(outcomes))
     about = provenance(runs, plan, parts, outcomes[0].program) | surroundings()
-    about |= {"rounds_run": int(rounds[-1]), "memory_bytes": outcomes[0].memory}
+    about |= {"rounds_run": int(state.round.max()), "memory_bytes": outcomes[0].memory}
     graphs = [run.topology for run in runs]
     same = all(graph is graphs[0] for graph in graphs)
     return Result(graphs[0] if same else graphs, history, state.params, state, about)

@@ -49,10 +49,10 @@ def evaluate(
     *,
     loss_fn: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Accuracy and mean loss of one node's model on examples `chunks` `[chunks, chunk]` of `inputs` and `labels`.
+    """Evaluates one node's model on examples `chunks` `[chunks, chunk]` of `inputs` and `labels`.
 
-    They are streamed a chunk at a time to bound memory. Numbers below 0 only fill up the last chunk. Returns accuracy,
-    loss, and whether the model is right on each example, `[chunks, chunk]`.
+    They are streamed a chunk at a time to bound memory. Numbers below 0 only fill up the last chunk. Returns the number
+    of examples on which the model is right, its mean loss, and whether it is right on each example, `[chunks, chunk]`.
     """
 
     def on_chunk(chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -62,7 +62,7 @@ def evaluate(
 
     correct, losses = jax.lax.map(on_chunk, chunks)
     count = (chunks >= 0).sum()
-    return correct.sum() / count, losses.sum() / count, correct
+    return correct.sum(), losses.sum() / count, correct
 
 
 def _first_of_largest(logits: jax.Array) -> jax.Array:

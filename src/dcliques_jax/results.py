@@ -61,6 +61,7 @@ class Result:
     params: Any  # pytree of arrays [nodes, ...], the models of all nodes
     state: Any  # all that the next round would need; None if the result was loaded
     provenance: dict[str, Any]  # what it takes to check and to repeat the run, as plain values
+    interrupted: bool = False  # whether Ctrl-C ended the run before its time
 
     def __repr__(self) -> str:
         history, several = self.history, "".join(f", seeds={count}" for count in self.history.accuracy.shape[:-2])
@@ -141,6 +142,7 @@ class Result:
                 if (array := getattr(graph, name)) is not None:
                     arrays[f"topology/{number}/{name}"] = array
         about = {"provenance": self.provenance, "topologies": [graph.name for graph in graphs], "several": several}
+        about["interrupted"] = self.interrupted
         arrays["about"] = np.array(json.dumps(about))
         _files.write_arrays(path, arrays)
 
@@ -173,7 +175,8 @@ class Result:
                 for number, name in enumerate(names)
             ]
             topology = graphs if about["several"] else graphs[0]
-            return cls(topology, History(**parts["history"]), parts.get("params", {}), None, provenance)
+            history, interrupted = History(**parts["history"]), bool(about["interrupted"])
+            return cls(topology, history, parts.get("params", {}), None, provenance, interrupted)
         except (FileNotFoundError, PermissionError, IsADirectoryError):
             raise
         except Exception as error:  # whatever NumPy, zipfile and json raise for files that are not theirs

@@ -22,37 +22,47 @@ def rounds_per_epoch(sizes: np.ndarray, batch_size: int) -> int:
     return -(-int(sizes.max()) // batch_size)
 
 
-def bounds(sizes: np.ndarray, batch_size: int) -> np.ndarray:
+def bounds(sizes: np.ndarray, batch_size: int, largest: int | None = None) -> np.ndarray:
     """Where the batches of each node begin and end in its list of examples, `[nodes, rounds per epoch + 1]`.
+
+    `largest` is the size of the node whose batches are whole, by default that of the largest of these.
 
     >>> bounds(np.array([500, 250, 2]), 128)
     array([[  0, 128, 256, 384, 500],
            [  0,  64, 128, 192, 250],
            [  0,   0,   1,   1,   2]])
     """
-    places = np.arange(rounds_per_epoch(sizes, batch_size) + 1) * batch_size  # of the largest node
-    return np.minimum(places * sizes[:, None] // sizes.max(), sizes[:, None])
+    largest = int(sizes.max()) if largest is None else largest
+    places = np.arange(rounds_per_epoch(np.array([largest]), batch_size) + 1) * batch_size  # of the largest node
+    return np.minimum(places * sizes[:, None] // largest, sizes[:, None])
 
 
-def shuffle(key: jax.Array, epoch: jax.Array, most: int, sizes: jax.Array, nodes: jax.Array) -> jax.Array:
+def shuffle(
+    key: jax.Array, epoch: jax.Array, most: int, sizes: jax.Array, nodes: jax.Array, width: jax.Array | None = None
+) -> jax.Array:
     """The order of an epoch in which some nodes go through their lists of examples, `[nodes, most]`.
 
     Lists are padded to length `most`; the padding stays behind. The order depends on the number of a node only, not on
-    where and beside which others it is stored.
+    where and beside which others it is stored. With a `width` it is that of lists padded to this length.
     """
-    bits = (most - 1).bit_length()
+    bits = jnp.uint32((most - 1).bit_length()) if width is None else 32 - jax.lax.clz(width.astype(jnp.uint32) - 1)
     places = jnp.arange(most, dtype=jnp.uint32)[None]
-    draws = random_rows(jax.random.fold_in(key, epoch), nodes, most)
-    draws = jnp.where(places < sizes[:, None], draws, jnp.uint32(2**32 - 1))
+    draws = random_rows(jax.random.fold_in(key, epoch), nodes, most, width)
     # One sort of numbers that carry their place in the lowest bits: five times as fast on CPUs as `argsort`.
-    order = jax.lax.sort((draws >> bits << bits) | places, dimension=1, is_stable=False) & (2**bits - 1)
+    last = jnp.uint32(2**32 - 1)
+    numbers = jnp.where(places < sizes[:, None], (draws >> bits << bits) | places, last)
+    order = jax.lax.sort(numbers, dimension=1, is_stable=False) & ((jnp.uint32(1) << bits) - 1)
     return order.astype(jnp.int32)
 
 
-def random_rows(key: jax.Array, rows: jax.Array, columns: int) -> jax.Array:
-    """Some rows of the matrix `jax.random.bits(key, (.., columns))` of a threefry key, without drawing the others."""
+def random_rows(key: jax.Array, rows: jax.Array, columns: int, width: jax.Array | None = None) -> jax.Array:
+    """Some rows of the matrix `jax.random.bits(key, (.., columns))` of a threefry key, without drawing the others.
+
+    With a `width` the first columns, and as many as there are of them, are those of a matrix of so many.
+    """
     first, second = jax.random.key_data(key)
-    places = rows.astype(jnp.uint32)[:, None] * jnp.uint32(columns) + jnp.arange(columns, dtype=jnp.uint32)[None]
+    stride = jnp.uint32(columns) if width is None else width.astype(jnp.uint32)
+    places = rows.astype(jnp.uint32)[:, None] * stride + jnp.arange(columns, dtype=jnp.uint32)[None]
     high, low = threefry2x32_p.bind(first, second, jnp.zeros_like(places), places)
     return high ^ low
 

@@ -190,7 +190,9 @@ class Runs:
     def _evaluate_on_all(self, model: models.Model, result: Result, dataset: Dataset, folder: pathlib.Path) -> None:
         """Evaluates the last models on all test examples, and writes that to `final.npz`, seeds first."""
         found = evaluate_on_all(model, result.params, dataset)
-        measured = {name: getattr(found, name) for name in ("accuracy", "mean_model_accuracy", "nodes_right")}
+        count = found.nodes_right.shape[1]
+        measured = {"accuracy": found.correct / count, "mean_model_accuracy": found.mean_model_correct / count}
+        measured["nodes_right"] = found.nodes_right
         _files.write_arrays(folder / "final.npz", measured)
 
     def _eval_every(self, setting: Setting) -> int:
