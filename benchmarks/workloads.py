@@ -30,29 +30,19 @@ class Rounds:
     """Rounds of the library and nothing else: what `dcliques_jax.simulate` runs between two evaluations."""
 
     def __init__(
-        self,
-        topology,
-        data,
-        batch_size,
-        optimizer,
-        *,
-        most_rounds=12,
-        model=None,
-        init="shared",
-        clique_averaging=True,
-        mesh=None,
+        self, topology, data, batch_size, optimizer, *, model=None, init="shared", clique_averaging=True, mesh=None
     ):
         model = model or dc.models.logistic_regression()
         self.algorithm = dc.algorithms.dsgd(optimizer, clique_averaging=clique_averaging)
         runs = _plans.make_runs(topology, data, 0, None)
-        plan = _plans.make_plan(runs, rounds=most_rounds, eval_every=most_rounds, batch_size=batch_size)
+        plan = _plans.make_plan(runs, rounds=1, batch_size=batch_size)
         parts = _plans.Parts(dc.models.as_model(model), "", self.algorithm, dc.metrics.cross_entropy, init)
         self.layout = _layouts.make_layout(runs, parts, mesh)
         self.rounds = _layouts.prepare(self.layout, plan)
         self.state = self.rounds.state
 
     def run(self, rounds):
-        """Goes on for some rounds, at most `most_rounds`."""
+        """Goes on for some rounds."""
         self.state, _ = self.rounds.run(self.state, rounds)
         jax.block_until_ready(self.state)
 

@@ -16,7 +16,6 @@ GRAPHS = {
     "of uneven degrees": [topologies.ring(20), topologies.random_regular(20, 4), topologies.fully_connected(20)],
 }
 ARGUMENTS = {"epochs": 2, "init": "independent", "eval_nodes": 7, "eval_examples": 31, "progress": False}
-UNEVEN = [partitions.dirichlet(DATA, 20, alpha=0.5, seed=seed) for seed in (0, 1)]
 
 
 def each(value):
@@ -65,7 +64,9 @@ def test_runs_that_do_not_fit_memory_together_run_by_turns(monkeypatch, tmp_path
     monkeypatch.setattr(_memory, "available", lambda mesh: 2 * 2 * needed[-1].total)  # twice what two runs take
     sizes = []
     original = _layouts.start
-    monkeypatch.setattr(_layouts, "start", lambda layout: sizes.append(len(layout.runs)) or original(layout))
+    monkeypatch.setattr(
+        _layouts, "start", lambda layout, plan: sizes.append(len(layout.runs)) or original(layout, plan)
+    )
     parts = simulate(GRAPHS["D-Cliques"], PARTITIONS, seeds=SEEDS, **ARGUMENTS)
     assert sizes == [2, 1]
     stopped = simulate(
@@ -109,7 +110,6 @@ def test_divergence_names_the_seed():
         ({"seeds": [0, 1], "topology": [topologies.ring(20)]}, "a list of 1 for 2 seeds"),
         ({"seeds": [0, 1], "dataset": PARTITIONS}, "a list of 3 for 2 seeds"),
         ({"seeds": [0, 1], "dataset": [PARTITIONS[0], partitions.iid(datasets.synthetic(), 20)]}, "same Dataset"),
-        ({"seeds": [0, 1], "dataset": UNEVEN}, "equal shapes"),
     ],
 )
 def test_runs_that_do_not_fit_together_are_refused(arguments, message):
@@ -126,3 +126,35 @@ def test_weights_become_alike():
         np.testing.assert_allclose(tree["w"].to_dense(), matrix.to_dense(), atol=1e-15)
     wide = [mixing.metropolis_hastings(g) for g in (topologies.fully_connected(70), topologies.ring(70))]
     assert {type(matrix) for matrix in mixing.alike(wide)} == {mixing.Dense}
+
+
+def test_seeds_may_differ_in_the_size_of_their_nodes():
+    """Dirichlet partitions: each slice is the single run, where the largest node of all is its own."""
+    seeds = [0, 1, 2]
+    data = [partitions.dirichlet(DATA, 20, alpha=0.5, seed=seed) for seed in seeds]
+    widths = [part.indices.shape[1] for part in data]
+    assert len(set(widths)) > 1
+    together = simulate(topologies.ring(20), data, seeds=seeds, epochs=2, batch_size=5, progress=False)
+    assert together.provenance["rounds_per_epoch"] == -(-max(widths) // 5)
+    largest = int(np.argmax(widths))
+    alone = simulate(topologies.ring(20), data[largest], seed=seeds[largest], epochs=2, batch_size=5, progress=False)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[largest], b), together.params, alone.params)
+    assert (together.history.loss[:, -1].mean(axis=1) < together.history.loss[:, 0].mean(axis=1)).all()
+
+
+def test_the_order_of_examples_is_that_of_the_single_run():
+    seeds, count = [0, 1], 40
+    data = [partitions.dirichlet(DATA, 20, alpha=0.5, seed=seed) for seed in seeds]
+    together = simulate(topologies.ring(20), data, seeds=seeds, rounds=1, batch_size=count, progress=False)
+    for number, (seed, part) in enumerate(zip(seeds, data, strict=True)):
+        alone = simulate(
+            topologies.ring(20), part, seed=seed, rounds=1, batch_size=min(count, part.sizes.max()), progress=False
+        )
+        for node, size in enumerate(part.sizes):
+            np.testing.assert_array_equal(together.state.order[number, node, :size], alone.state.order[node, :size])
+
+
+def test_seeds_of_other_numbers_of_nodes_are_refused():
+    graphs, data = [topologies.ring(20), topologies.ring(10)], [partitions.iid(DATA, 20), partitions.iid(DATA, 10)]
+    with pytest.raises(ValueError, match="is split over 10 nodes, that of seed 0 over 20: pass as many nodes"):
+        simulate(graphs, data, seeds=[0, 1], progress=False)

@@ -200,7 +200,8 @@ def test_the_program_reuses_the_state_s_memory(monkeypatch):
 
     monkeypatch.setattr(Rounds, "run", watched)
     run()
-    assert seen == [True, True]
+    assert seen
+    assert all(seen)
 
 
 def test_the_caller_s_arrays_survive():
@@ -361,8 +362,8 @@ def test_a_healthy_run_warns_of_nothing():
         ({"init": "zeros"}, "init='zeros' is unknown: choose one of shared, averaged, independent"),
         ({"init": {"Dense_0": {"kernel": np.zeros((5, 4))}}}, "init has leaves"),
         ({"init": {"Dense_0": {"kernel": np.zeros((4, 5)), "bias": np.zeros(4)}}}, "init has leaves"),
-        ({"loss_fn": "mse"}, r"loss_fn='mse' must be a function"),
-        ({"on_evaluation": 3}, r"on_evaluation=3 must be a function"),
+        ({"loss_fn": "mse"}, r"loss_fn='mse' is not a function"),
+        ({"on_evaluation": 3}, r"on_evaluation=3 is not a function"),
         ({"on_nonfinite": "ignore"}, "on_nonfinite='ignore' is unknown: choose one of raise, warn"),
         ({"algorithm": algorithms.dsgd(weights=np.ones((20, 20)))}, "row 0 of the weights sums to 20"),
         ({"algorithm": algorithms.dsgd(weights=np.eye(19))}, "weights are for 19 nodes"),
@@ -459,3 +460,110 @@ def test_the_mean_model_and_the_nodes_that_are_right_are_measured():
     mean_model = jax.tree.map(lambda leaf: np.mean(leaf, axis=0), result.params)
     np.testing.assert_array_equal(result.history.nodes_right[-1], np.sum([right(node) for node in nodes], axis=0))
     np.testing.assert_allclose(result.history.mean_model_accuracy[-1], right(mean_model).mean(), rtol=1e-6)
+
+
+def test_all_right_is_an_accuracy_of_one():
+    """97 divided by 97 in float32, as XLA does it, is 0.99999994."""
+    labels = np.arange(97) % 4
+    inputs = np.eye(4, dtype=np.float32)[labels]
+    dataset = datasets.from_arrays(inputs, labels, inputs, labels)
+    start = {"Dense_0": {"kernel": 10 * np.eye(4, dtype=np.float32), "bias": np.zeros(4, np.float32)}}
+    history = run(topologies.fully_connected(1), dataset, init=start, epochs=1).history
+    assert (history.accuracy == 1).all()
+    assert (history.mean_model_accuracy == 1).all()
+
+
+def test_nodes_and_evaluations_may_be_listed():
+    result = run(rounds=7, eval_every=[6, 2], eval_nodes=[3, 1, 19])
+    assert result.history.round.tolist() == [0, 2, 6, 7]
+    assert result.history.eval_nodes.tolist() == [1, 3, 19]
+    np.testing.assert_array_equal(
+        result.history.accuracy, run(rounds=7, eval_every=[2, 6]).history.accuracy[:, [1, 3, 19]]
+    )
+    assert run(epochs=3, eval_every=[2]).history.epoch.tolist() == [0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"eval_nodes": [0, 20]}, r"eval_nodes=20 must be an integer in 0..19"),
+        ({"eval_nodes": [1, 1]}, r"eval_nodes=\[1, 1\] must hold different numbers"),
+        ({"eval_nodes": []}, r"eval_nodes=\[\] must hold"),
+        ({"eval_every": [3]}, r"eval_every=3 must be an integer in 0..2, the length of the run"),
+        ({"eval_every": []}, r"eval_every=\[\] must hold"),
+        ({"loss_fn": None}, r"loss_fn=None is not a function: leave it out for cross-entropy"),
+    ],
+)
+def test_wrong_lists_and_functions_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        run(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("answer", "stops"), [(jnp.array(True), True), (np.array(True), True), (np.bool_(True), True), ({"a": 1}, False)]
+)
+def test_any_truth_value_stops_a_run(answer, stops):
+    assert len(run(on_evaluation=lambda _: answer).history.round) == (1 if stops else 3)
+
+
+def test_callbacks_cannot_change_history():
+    def spoil(record):
+        for array in (record.accuracy, record.loss, record.train_loss, record.nodes_right):
+            with pytest.raises(ValueError, match="read-only"):
+                array[...] = 0
+
+    np.testing.assert_array_equal(run(on_evaluation=spoil).history.accuracy, run().history.accuracy)
+
+
+DSGD = algorithms.dsgd()
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (lambda p, g, s: p, r"algorithm.step returns dict: it must return \(params, state\)"),
+        (lambda p, g, s: (p, s, s), r"algorithm.step returns tuple: it must return \(params, state\)"),
+        (lambda p, g, s: (p["Dense_0"], s), r"algorithm.step returns params of structure"),
+        (lambda p, g, s: (p, (s, 1)), r"algorithm.step returns state of structure"),
+        (
+            lambda p, g, s: (jax.tree.map(lambda leaf: leaf[:3], p), s),
+            r"returns params\['Dense_0'\]\['bias'\] as float32\[3, 4\], but takes float32\[20, 4\]",
+        ),
+        (
+            lambda p, g, s: (jax.tree.map(lambda leaf: leaf.astype(jnp.float16), p), s),
+            r"as float16\[20, 4\], but takes float32\[20, 4\]",
+        ),
+    ],
+)
+def test_a_step_must_return_what_it_takes(step, message):
+    with pytest.raises(ValueError, match=message):
+        run(algorithm=DSGD._replace(step=step))
+
+
+def test_rows_are_nodes_in_a_step_of_one_s_own():
+    """Passing on `reorder` must not let a step freeze other nodes than it names."""
+    topology = topologies.d_cliques(SHARDS.label_distribution, clique_size=5)
+    assert (np.argsort(topology.clique_ids, kind="stable") != np.arange(20)).any()
+
+    def step(params, gradients, state):
+        frozen = jnp.arange(20) < 5
+        after, state = DSGD.step(params, gradients, state)
+        kept = jax.tree.map(lambda a, b: jnp.where(frozen.reshape(-1, *[1] * (a.ndim - 1)), a, b), params, after)
+        return kept, state
+
+    start = {"Dense_0": {"kernel": np.zeros((5, 4), np.float32), "bias": np.zeros(4, np.float32)}}
+    trained = run(topology, algorithm=DSGD._replace(step=step), init=start).params["Dense_0"]["kernel"]
+    assert (np.abs(trained).max(axis=(1, 2)) > 0).tolist() == 5 * [False] + 15 * [True]
+
+
+def test_the_result_tells_the_algorithm_in_words():
+    told = str(run(algorithm=algorithms.dsgd(optax.sgd(0.05, momentum=0.9))))
+    assert "algorithm: dsgd(optimizer=trace(decay=0.9, nesterov=False), learning_rate(0.05))" in told
+    assert "loss: cross_entropy" in told
+
+
+def test_so_many_rounds_take_no_more_memory():
+    """Losses are added up on the way: the program is that of a run that is evaluated often."""
+    few, many = (run(rounds=n, eval_every=n, on_evaluation=lambda _: True) for n in (10, 1_500_000_000))
+    assert few.provenance["memory_bytes"] == many.provenance["memory_bytes"]
+    assert few.provenance["program"] == many.provenance["program"]

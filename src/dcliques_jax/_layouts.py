@@ -7,6 +7,7 @@ from the cache, and on a mesh in equal parts, with empty places where nodes do n
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,10 @@ from dcliques_jax._programs import Data, Examples, Program, SimulationState
 from dcliques_jax.datasets import Dataset
 from dcliques_jax.topologies import Topology
 
+_PLACES = (
+    "on a mesh an algorithm sees the nodes of one device only, in the order in which they are stored: row k is not "
+    "node k, and what is drawn with a key repeats on every device"
+)
 _MOST_ROUNDS = 1024  # that are run at a time
 _MOST_LOSSES = 2**18  # that they return: as many as there are nodes in every round
 
@@ -55,6 +60,8 @@ def make_layout(runs: list[Run], parts: Parts, mesh: Mesh | None) -> Layout:
         raise ValueError(
             "a mesh needs an algorithm that can reorder its state: give Algorithm(init, step, reorder) all three"
         )
+    if not parts.algorithm.step.__module__.startswith("dcliques_jax."):
+        warnings.warn(_PLACES, UserWarning, stacklevel=3)
     placements = [_placements.place(run.topology, mesh.size) for run in runs]
     most = max(placement.per_device for placement in placements)
     placements = [placement.widened(most) for placement in placements]
@@ -64,7 +71,9 @@ def make_layout(runs: list[Run], parts: Parts, mesh: Mesh | None) -> Layout:
 
 
 def _on_one_device(topology: Topology, parts: Parts) -> Placement:
-    if topology.clique_ids is None or parts.algorithm.reorder is None:
+    # A step of one's own may tell nodes by where they are stored: it gets them in order.
+    own = not parts.algorithm.step.__module__.startswith("dcliques_jax.")
+    if topology.clique_ids is None or parts.algorithm.reorder is None or own:
         return Placement(np.arange(topology.num_nodes), 1)
     return Placement(np.argsort(topology.clique_ids, kind="stable"), 1)
 

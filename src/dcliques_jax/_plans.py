@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dcliques_jax import _checks, models, partitions, sampling
+from dcliques_jax._devices import as_arrays
 from dcliques_jax._programs import Params, stacked
 from dcliques_jax.algorithms import Algorithm
 from dcliques_jax.datasets import Dataset
@@ -222,14 +223,39 @@ def check_fit(run: Run, parts: Parts) -> Any:
     elif not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(init)):
         raise ValueError("init holds NaN or infinite values: pass finite parameters")
     with contextlib.suppress(jax.errors.JAXTypeError):  # an algorithm that looks at values shows its errors later
-        return jax.eval_shape(lambda params: algorithm.init(run.topology, stacked(params, run.data.num_nodes)), params)
+        params = jax.eval_shape(lambda params: stacked(params, run.data.num_nodes), params)
+        state = jax.eval_shape(lambda params: as_arrays(algorithm.init(run.topology, params)), params)
+        _check_step(algorithm, params, state)
+        return state
 
 
-def _shapes(tree: Params) -> dict[str, str]:
-    """Type and shape of every leaf by its place in the tree; all floating-point types count as the same."""
+def _check_step(algorithm: Algorithm, params: Any, state: Any) -> None:
+    """Raises a `ValueError` unless a step returns parameters and state as it gets them."""
+    after = jax.eval_shape(algorithm.step, params, params, state)
+    if not isinstance(after, tuple) or len(after) != 2:
+        raise ValueError(f"algorithm.step returns {type(after).__name__}: it must return (params, state)")
+    for name, before, returned in zip(("params", "state"), (params, state), after, strict=True):
+        structures: list[Any] = [jax.tree.structure(tree) for tree in (before, returned)]
+        if structures[0] != structures[1]:
+            raise ValueError(
+                f"algorithm.step returns {name} of structure {structures[1]}, but takes {structures[0]}: it must "
+                "return what the next round takes"
+            )
+        takes, gives = _shapes(before, exactly=True), _shapes(returned, exactly=True)
+        wrong = [place for place in takes if takes[place] != gives[place]]
+        if wrong:
+            raise ValueError(
+                f"algorithm.step returns {name}{wrong[0]} as {gives[wrong[0]]}, but takes {takes[wrong[0]]}: it must "
+                "return what the next round takes"
+            )
+
+
+def _shapes(tree: Params, *, exactly: bool = False) -> dict[str, str]:
+    """Type and shape of every leaf by its place in the tree; all floating-point types are alike unless `exactly`."""
 
     def described(leaf: Any) -> str:
         array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-        return f"{'float' if jnp.issubdtype(array.dtype, jnp.floating) else array.dtype}{list(array.shape)}"
+        floating = not exactly and jnp.issubdtype(array.dtype, jnp.floating)
+        return f"{'float' if floating else array.dtype}{list(array.shape)}"
 
     return {jax.tree_util.keystr(place): described(leaf) for place, leaf in jax.tree_util.tree_leaves_with_path(tree)}

@@ -1,8 +1,11 @@
 """Where numbers come from: what a `Result` keeps to be checked and repeated, and what a checkpoint is recognised by."""
 
+import functools
 import importlib
 import platform
+import re
 import subprocess
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,11 +15,24 @@ from dcliques_jax._checks import checksum
 from dcliques_jax._devices import is_key
 from dcliques_jax._plans import Parts, Plan, Run
 from dcliques_jax._programs import SimulationState
+from dcliques_jax.algorithms import Algorithm
 
 _PACKAGES = ("dcliques_jax", "jax", "jaxlib", "flax", "optax", "numpy")
 _COMPILERS = ("dcliques_jax", "jax", "jaxlib")  # may change the bits of one program; flax and optax only write it
 # Cannot change the bits of a run that goes on: names of what has a checksum beside them, and when to evaluate.
-_HARMLESS = ("topology", "dataset", "model", "init", "eval_every", "eval_nodes", "eval_examples", "versions")
+_HARMLESS = (
+    "topology",
+    "dataset",
+    "model",
+    "algorithm",
+    "loss",
+    "init",
+    "eval_every",
+    "eval_nodes",
+    "eval_examples",
+    "versions",
+)
+_OPTAX_PLUMBING = ("chain", "with_extra_args_support")  # that build nothing of their own
 _MEASURED = {"evaluated_nodes": "nodes", "evaluated_examples": "examples"}
 
 
@@ -31,6 +47,8 @@ def provenance(runs: list[Run], plan: Plan, parts: Parts, program: str) -> dict[
         "dataset_checksum": data.checksum,
         "partition_checksum": checksum(*(a for run in runs for a in (run.data.indices, run.data.sizes))),
         "model": parts.model_name,
+        "algorithm": described(parts.algorithm),
+        "loss": described(parts.loss_fn),
         "init": parts.init if isinstance(parts.init, str) else f"given, {checksum(*jax.tree.leaves(parts.init))}",
         "program": program,  # a checksum of the model, the algorithm and the loss as compiled
         **plan.asked,
@@ -71,6 +89,45 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> str:
     told = "; ".join(f"{name} was {before} and is {after}" for name, (before, after) in differing.items())
     why = [f"Its history is measured on other {what}. " for name, what in _MEASURED.items() if name in deciding]
     return f"{told}. {''.join(why)}Pass the same arguments, or another checkpoint_dir"
+
+
+def described(value: Any) -> str:
+    """What a function was built with, in words: the names of those that built it, and the plain values they took.
+
+    >>> import optax
+    >>> from dcliques_jax import algorithms
+    >>> described(algorithms.dsgd(optax.sgd(0.1, momentum=0.9)))
+    'dsgd(optimizer=trace(decay=0.9, nesterov=False), learning_rate(0.1))'
+    """
+    if isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    if isinstance(value, functools.partial):
+        return described(value.func)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # an algorithm, or a transformation of optax
+        return described(value.init if isinstance(value, Algorithm) else getattr(value, "update", value[0]))
+    if isinstance(value, (tuple, list)):
+        return ", ".join(text for text in map(described, value) if text)
+    if not isinstance(value, types.FunctionType):
+        return re.sub(r" at 0x[0-9a-f]+", "", getattr(value, "__qualname__", type(value).__name__))
+    builder, inside, _ = value.__qualname__.partition(".<locals>")
+    if not inside:
+        return builder
+    cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+    parts = {name: cell.cell_contents for name, cell in cells if not _is_blank(cell)}
+    if builder == "scale" and isinstance(step := parts.get("step_size"), float) and step < 0:
+        return f"learning_rate({-step:g})"
+    texts = {name: described(part) for name, part in parts.items()}
+    if builder in _OPTAX_PLUMBING:
+        return ", ".join(text for text in texts.values() if text not in ("", "identity()"))
+    return f"{builder}({', '.join(f'{name}={text}' for name, text in texts.items())})"
+
+
+def _is_blank(cell: Any) -> bool:
+    """Whether a function's cell has no value that says something."""
+    try:
+        return cell.cell_contents is None
+    except ValueError:  # nothing is assigned to it yet
+        return True
 
 
 def versions() -> dict[str, str]:

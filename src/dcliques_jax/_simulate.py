@@ -173,7 +173,8 @@ def simulate(
     parts = Parts(pair, models.described(model), algorithm, functools.partial(loss_fn), init)
     with _executables.fresh_traces():
         states = [check_fit(run, parts) for run in runs]
-    needed = _memory.forecast(runs[0], parts, states[0])
+    widest = max(runs, key=lambda run: run.data.indices.shape[1])
+    needed = _memory.forecast(widest, parts, states[0])
     _memory.check(runs[0], needed, mesh)
     checkpoints = Checkpoints(checkpoint_dir)
     fitting = max(

@@ -11,10 +11,13 @@ from dcliques_jax.paper.settings import TASKS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; 1 if a claim does not hold, 2 if it could not be run."""
+    """Runs a command; 1 if a claim does not hold, 2 if it could not be run, 130 if it was interrupted."""
     asked = _parser().parse_args(arguments)
     try:
         return int(asked.command(asked))
+    except KeyboardInterrupt:
+        print("interrupted: --resume goes on", file=sys.stderr)
+        return 130
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

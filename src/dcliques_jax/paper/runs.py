@@ -174,6 +174,8 @@ class Runs:
             checkpoint_dir=folder / "checkpoint",
             progress=self.progress,
         )
+        if result.interrupted:  # Ctrl-C ends all that was to follow, too; the checkpoint goes on from here
+            raise KeyboardInterrupt
         finished = result.history.epoch[-1] >= wanted["epochs"]
         if finished:
             self._evaluate_on_all(models.as_model(model), result, dataset, folder)
