@@ -11,7 +11,6 @@ from dcliques_jax import (
     _layouts,
     _memory,
     _plans,
-    _simulate,
     algorithms,
     datasets,
     metrics,
@@ -34,7 +33,7 @@ def test_the_forecast_is_about_what_the_compiler_finds(optimizer):
     )
     forecast = _memory.forecast(runs[0], parts, _plans.check_fit(runs[0], parts))
     rounds = _layouts.prepare(_layouts.make_layout(runs, parts, None), _plans.make_plan(runs, rounds=2))
-    assert forecast.total == pytest.approx(_simulate.peak_bytes(rounds.lower(2)), rel=0.25)
+    assert forecast.total == pytest.approx(rounds.memory(), rel=0.25)
     assert forecast.models == 200 * 4 * 3010
 
 
@@ -45,7 +44,7 @@ def peak(model, input_shape, num_nodes):
     runs = _plans.make_runs(topologies.ring(num_nodes), data, 0, None)
     parts = _plans.Parts(models.as_model(model), "", algorithms.dsgd(), metrics.cross_entropy, "shared")
     rounds = _layouts.prepare(_layouts.make_layout(runs, parts, None), _plans.make_plan(runs, rounds=1, batch_size=10))
-    return _simulate.peak_bytes(rounds.lower(1)), _memory.num_bytes(rounds.state.params)
+    return rounds.memory(), _memory.num_bytes(rounds.state.params)
 
 
 def test_networks_take_the_memory_of_their_parameters_however_many_there_are():

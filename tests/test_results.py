@@ -312,7 +312,7 @@ def test_checksums_tell_data_and_programs_apart(result):
     names = [name for name in one if one[name] != other[name]]
     assert names == ["dataset_checksum", "partition_checksum"]
     slower = told(algorithm=algorithms.dsgd(optax.sgd(0.05)))
-    assert [name for name in one if one[name] != slower[name]] == ["program"]
+    assert [name for name in one if one[name] != slower[name]] == ["algorithm", "program"]
 
 
 def test_notebooks_show_a_small_table(result):

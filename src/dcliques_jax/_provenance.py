@@ -91,8 +91,10 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> str:
     return f"{told}. {''.join(why)}Pass the same arguments, or another checkpoint_dir"
 
 
-def described(value: Any) -> str:
+def described(value: Any, within: tuple[int, ...] = ()) -> str:
     """What a function was built with, in words: the names of those that built it, and the plain values they took.
+
+    `within` are the ids of functions that it was reached through: one may close over itself.
 
     >>> import optax
     >>> from dcliques_jax import algorithms
@@ -102,21 +104,21 @@ def described(value: Any) -> str:
     if isinstance(value, (bool, int, float, str)):
         return repr(value)
     if isinstance(value, functools.partial):
-        return described(value.func)
+        return described(value.func, within)
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # an algorithm, or a transformation of optax
-        return described(value.init if isinstance(value, Algorithm) else getattr(value, "update", value[0]))
+        return described(value.init if isinstance(value, Algorithm) else getattr(value, "update", value[0]), within)
     if isinstance(value, (tuple, list)):
-        return ", ".join(text for text in map(described, value) if text)
+        return ", ".join(text for text in (described(part, within) for part in value) if text)
     if not isinstance(value, types.FunctionType):
         return re.sub(r" at 0x[0-9a-f]+", "", getattr(value, "__qualname__", type(value).__name__))
     builder, inside, _ = value.__qualname__.partition(".<locals>")
-    if not inside:
+    if not inside or id(value) in within:
         return builder
     cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
     parts = {name: cell.cell_contents for name, cell in cells if not _is_blank(cell)}
     if builder == "scale" and isinstance(step := parts.get("step_size"), float) and step < 0:
         return f"learning_rate({-step:g})"
-    texts = {name: described(part) for name, part in parts.items()}
+    texts = {name: described(part, (*within, id(value))) for name, part in parts.items()}
     if builder in _OPTAX_PLUMBING:
         return ", ".join(text for text in texts.values() if text not in ("", "identity()"))
     return f"{builder}({', '.join(f'{name}={text}' for name, text in texts.items())})"

@@ -322,6 +322,7 @@ def _compiling(bar: Any) -> Iterator[None]:
         finished.set()
         teller.join()
         bar.set_description_str(name)
+        bar.unpause()  # the time is that of rounds
 
 
 def _evaluation(
