@@ -509,3 +509,25 @@ def test_several_seeds_are_reported_and_stopped_together():
     result = run(dataset=DATA, seeds=[0, 1, 2], on_evaluation=on_evaluation)
     assert shapes == [(3, 5)]
     assert result.history.accuracy.shape == (3, 1, 5)
+
+
+def test_restored_history_cannot_be_changed_by_callbacks(tmp_path):
+    run(checkpoint_dir=tmp_path, epochs=1)
+
+    def spoil(record):
+        with pytest.raises(ValueError, match="read-only"):
+            record.accuracy.fill(-1)
+
+    assert run(checkpoint_dir=tmp_path, epochs=1, on_evaluation=spoil).history.accuracy.min() >= 0
+
+
+def test_runs_in_half_precision_go_on(tmp_path):
+    def init(key, inputs):
+        return {"w": jax.random.normal(key, (5, 4), jnp.bfloat16)}
+
+    model = (init, lambda params, inputs: inputs.astype(jnp.bfloat16) @ params["w"])
+    arguments = {"model": model, "algorithm": algorithms.dsgd(optax.sgd(0.1))}
+    interrupted(3, checkpoint_dir=tmp_path / "run", **arguments)
+    assert_same(run(checkpoint_dir=tmp_path / "run", **arguments), result := run(**arguments))
+    result.save(tmp_path / "result.npz")
+    np.testing.assert_array_equal(type(result).load(tmp_path / "result.npz").history.loss, result.history.loss)

@@ -458,3 +458,9 @@ def test_channels_may_have_byte_scales_of_their_own():
     np.testing.assert_array_equal(data.train_bytes, pixels)
     np.testing.assert_allclose(from_bytes, trained(None)[1], atol=1e-6)
     assert data.checksum != trained((1 / 255 / deviation, list(-mean / deviation + 1e-9)))[0].checksum
+
+
+def test_masked_arrays_are_refused():
+    inputs = np.ma.masked_less(np.eye(4), 0.5)
+    with pytest.raises(ValueError, match="a masked array would lose its mask"):
+        datasets.from_arrays(inputs, [0, 1, 2, 2], np.eye(4), [0, 1, 2, 2])

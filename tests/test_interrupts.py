@@ -96,6 +96,22 @@ def test_evaluated_more_often_it_goes_on_from_where_it_was(pressed_after, tmp_pa
     jax.tree.map(np.testing.assert_array_equal, resumed.params, run().params)
 
 
+def test_nobody_need_read_what_is_told(pressed_after, monkeypatch):
+    class Gone:
+        def write(self, _):
+            raise BrokenPipeError
+
+        def flush(self):
+            raise BrokenPipeError
+
+    pressed_after(1)
+    monkeypatch.setattr("sys.stderr", Gone())
+    with pytest.warns(RuntimeWarning, match="interrupted"):
+        assert run().interrupted
+    monkeypatch.setattr("sys.stderr", None)
+    assert not run().interrupted
+
+
 def test_pressed_twice_it_ends_at_once(pressed_after):
     pressed_after(1, times=2)
     with pytest.raises(KeyboardInterrupt):

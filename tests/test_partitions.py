@@ -140,8 +140,8 @@ def test_dirichlet_deals_every_example_and_tops_up(alpha, num_nodes, min_size, s
         (lambda: partitions.from_indices(DATA, []), "at least one node"),
         (lambda: partitions.from_indices(DATA, [[1], []]), "node 1 holds no example"),
         (lambda: partitions.from_indices(DATA, [[1], [1000]]), "indices range from 1 to 1000"),
-        (lambda: partitions.from_indices(DATA, [[0.5]]), "indices must be integers, not float64"),
-        (lambda: partitions.from_indices(DATA, [np.ones(1000, bool)]), "indices must be integers, not bool"),
+        (lambda: partitions.from_indices(DATA, [[0.5]]), r"indices\[0\] must be integers, not float64"),
+        (lambda: partitions.from_indices(DATA, [np.ones(1000, bool)]), r"indices\[0\] must be integers, not bool"),
         (
             lambda: partitions.one_class(DATA, 2000),
             "has 100 training examples, too few for its 200 nodes",
@@ -225,3 +225,9 @@ def test_partitions_do_not_follow_the_arrays_they_were_made_of(dtype):
 def test_partitions_made_by_hand_are_checked(change, message):
     with pytest.raises(ValueError, match=message):
         partitions.PartitionedDataset(**({"dataset": DATA, "indices": INDICES, "sizes": SIZES} | change))
+
+
+@pytest.mark.parametrize("row", [np.array([True, False, True]), [0.0, 1.0]])
+def test_a_mask_is_not_a_list_of_examples(row):
+    with pytest.raises(ValueError, match=r"indices\[1\] must be integers, not"):
+        partitions.from_indices(DATA, [[0, 1, 2], row])

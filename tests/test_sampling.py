@@ -73,3 +73,12 @@ def test_the_order_of_a_node_does_not_depend_on_the_others():
 def test_random_rows_are_those_of_the_whole_matrix():
     key, rows = jax.random.key(5), jnp.array([3, 0, 6])
     np.testing.assert_array_equal(sampling.random_rows(key, rows, 13), jax.random.bits(key, (7, 13), jnp.uint32)[rows])
+
+
+def test_long_lists_are_shuffled_as_well_as_short_ones():
+    """Of 50,000 examples half of all neighbours ascend; with few random bits it would be more."""
+    nodes, sizes = jnp.arange(2), jnp.array([50_000, 40_000])
+    order = np.asarray(sampling.shuffle(jax.random.key(0), jnp.int32(3), 50_000, sizes, nodes))
+    for row, size in zip(order, sizes, strict=True):
+        assert sorted(row[:size]) == list(range(size))
+        assert np.mean(np.diff(row[:size]) > 0) == pytest.approx(0.5, abs=0.01)

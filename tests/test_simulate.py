@@ -476,9 +476,9 @@ def test_all_right_is_an_accuracy_of_one():
 def test_nodes_and_evaluations_may_be_listed():
     result = run(rounds=7, eval_every=[6, 2], eval_nodes=[3, 1, 19])
     assert result.history.round.tolist() == [0, 2, 6, 7]
-    assert result.history.eval_nodes.tolist() == [1, 3, 19]
+    assert result.history.eval_nodes.tolist() == [3, 1, 19]
     np.testing.assert_array_equal(
-        result.history.accuracy, run(rounds=7, eval_every=[2, 6]).history.accuracy[:, [1, 3, 19]]
+        result.history.accuracy, run(rounds=7, eval_every=[2, 6]).history.accuracy[:, [3, 1, 19]]
     )
     assert run(epochs=3, eval_every=[2]).history.epoch.tolist() == [0, 2, 3]
 
@@ -491,6 +491,9 @@ def test_nodes_and_evaluations_may_be_listed():
         ({"eval_nodes": []}, r"eval_nodes=\[\] must hold"),
         ({"eval_every": [3]}, r"eval_every=3 must be an integer in 0..2, the length of the run"),
         ({"eval_every": []}, r"eval_every=\[\] must hold"),
+        ({"loss_fn": lambda logits, labels: labels}, r"loss_fn returns int32 losses: they must be real numbers"),
+        ({"algorithm": algorithms.Algorithm(None, None)}, r"must have functions init and step"),
+        ({"checkpoint_dir": 3}, r"checkpoint_dir=3 must be the path of a folder"),
         ({"loss_fn": None}, r"loss_fn=None is not a function: leave it out for cross-entropy"),
     ],
 )

@@ -38,6 +38,8 @@ class Checkpoints:
     """The checkpoints of a run in a folder; without a folder nothing is saved or found."""
 
     def __init__(self, directory: str | os.PathLike[str] | None) -> None:
+        if not isinstance(directory, (str, os.PathLike, type(None))):
+            raise ValueError(f"checkpoint_dir={directory!r} must be the path of a folder")
         self.directory = None if directory is None else pathlib.Path(directory).expanduser().absolute()
         self._identity: dict[str, Any] = {}  # what the run is recognised by
         self._kept: list[int] = []  # the rounds of checkpoints that are known to be good

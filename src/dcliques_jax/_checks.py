@@ -53,7 +53,9 @@ def read_only(values: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> np.n
     >>> array, read_only(array) is array
     (array([0., 0., 0.]), True)
     """
-    given = np.asanyarray(values)
+    if isinstance(values, np.ma.MaskedArray):
+        raise ValueError("a masked array would lose its mask: pass values.filled(...), or leave masked examples out")
+    given = values if isinstance(values, np.memmap) else np.asarray(values)
     array = given.astype(np.dtype(given.dtype if dtype is None else dtype).newbyteorder("="), copy=False)
     if array is given and any(isinstance(part, np.memmap) for part in _memory_of(given)):
         array = given.view()

@@ -13,6 +13,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import re
 import types
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
@@ -44,12 +45,15 @@ class Lowered(NamedTuple):
 
     stage: jax.stages.Lowered
     checksum: str  # of its text
+    key: Hashable  # what tells it from all others; None of one that calls functions of the host, which its text omits
 
     def compile(self, mesh: Mesh | None = None) -> jax.stages.Compiled:
         """The compiled program; programs of the same text on the same devices are compiled once."""
+        if self.key is None:
+            return self.stage.compile()
         default: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
-        devices = default if mesh is None else [device.id for device in mesh.devices.flat]
-        key = f"{self.checksum} on {devices}"
+        devices = repr(default) if mesh is None else tuple(device.id for device in mesh.devices.flat)
+        key = (self.key, devices)
         if key not in _compiled:
             _compiled[key] = self.stage.compile()
         _compiled.move_to_end(key)
@@ -58,7 +62,7 @@ class Lowered(NamedTuple):
         return _compiled[key]
 
 
-_compiled: collections.OrderedDict[str, jax.stages.Compiled] = collections.OrderedDict()
+_compiled: collections.OrderedDict[Hashable, jax.stages.Compiled] = collections.OrderedDict()
 
 
 def lower(
@@ -74,7 +78,15 @@ def lower(
 
 def _lowered(jitted: Any, *args: Any) -> Lowered:
     stage = jitted.lower(*args)
-    return Lowered(stage, _checks.checksum(stage.as_text().encode()))
+    text = stage.as_text()
+    checksum = _checks.checksum(text.encode())
+    # The text knows neither the names in pytrees, nor their constants, nor arguments that are not used.
+    key: Hashable = (checksum, stage.in_tree, stage.out_tree, str(stage.in_avals))
+    try:
+        hash(key)
+    except TypeError:  # a constant in a pytree that cannot be compared
+        key = None
+    return Lowered(stage, checksum, None if re.search(r"custom_call @\w*callback", text) else key)
 
 
 @functools.lru_cache(maxsize=_MOST_KEPT)
@@ -107,7 +119,7 @@ class _ChangeableError(Exception):
 
 def _key(value: Any, within: tuple[int, ...]) -> Hashable:
     """A hashable stand-in for a value; `within` are the ids of what it was reached through, against endless loops."""
-    if not _installed(value):
+    if not installed(value):
         raise _ChangeableError
     if isinstance(value, _PLAIN):
         return type(value), value
@@ -139,12 +151,18 @@ def _cells(function: types.FunctionType) -> list[Any]:
         raise _ChangeableError from None
 
 
-def _installed(value: Any) -> bool:
+def installed(value: Any) -> bool:
     """Whether a function, class or module, or the class of an object, comes from an installed package."""
-    if isinstance(value, types.ModuleType):
+    if isinstance(value, types.MethodType):
+        return installed(value.__func__) and installed(value.__self__)
+    if isinstance(value, types.FunctionType):  # `__module__` says what `functools.wraps` makes it say
+        name = value.__globals__.get("__name__", "")
+    elif isinstance(value, types.ModuleType):
         name = value.__name__
-    elif isinstance(value, (types.FunctionType, types.MethodType, type)) or hasattr(value, "__wrapped__"):
+    elif isinstance(value, type):
         name = value.__module__
+    elif callable(inner := getattr(value, "__wrapped__", None)):  # as `jax.jit` makes it
+        return installed(inner)
     else:
         name = type(value).__module__
     return str(name).split(".")[0] in _INSTALLED

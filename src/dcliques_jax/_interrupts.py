@@ -21,7 +21,8 @@ def noticed() -> Iterator[Callable[[], bool]]:
         if pressed:
             signal.default_int_handler(number, frame)
         pressed = True
-        print("\nCtrl-C: the run stops soon. Press it again to stop at once.", file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # whoever read it may be gone
+            print("\nCtrl-C: the run stops soon. Press it again to stop at once.", file=sys.stderr)
 
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

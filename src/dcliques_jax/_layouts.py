@@ -60,7 +60,7 @@ def make_layout(runs: list[Run], parts: Parts, mesh: Mesh | None) -> Layout:
         raise ValueError(
             "a mesh needs an algorithm that can reorder its state: give Algorithm(init, step, reorder) all three"
         )
-    if not parts.algorithm.step.__module__.startswith("dcliques_jax."):
+    if not _executables.installed(parts.algorithm.step):
         warnings.warn(_PLACES, UserWarning, stacklevel=3)
     placements = [_placements.place(run.topology, mesh.size) for run in runs]
     most = max(placement.per_device for placement in placements)
@@ -72,7 +72,7 @@ def make_layout(runs: list[Run], parts: Parts, mesh: Mesh | None) -> Layout:
 
 def _on_one_device(topology: Topology, parts: Parts) -> Placement:
     # A step of one's own may tell nodes by where they are stored: it gets them in order.
-    own = not parts.algorithm.step.__module__.startswith("dcliques_jax.")
+    own = not _executables.installed(parts.algorithm.step)
     if topology.clique_ids is None or parts.algorithm.reorder is None or own:
         return Placement(np.arange(topology.num_nodes), 1)
     return Placement(np.argsort(topology.clique_ids, kind="stable"), 1)

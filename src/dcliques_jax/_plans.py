@@ -182,9 +182,9 @@ def make_plan(
 
 
 def _numbers(name: str, values: Any, most: int, why: str) -> list[int]:
-    """Different whole numbers from 0 to `most`, in order."""
-    found = sorted({_checks.integer(name, value, 0, most, why) for value in values})
-    if len(found) != len(values) or not found:
+    """Different whole numbers from 0 to `most`."""
+    found = [_checks.integer(name, value, 0, most, why) for value in values]
+    if len(set(found)) != len(found) or not found:
         raise ValueError(f"{name}={values!r} must hold different numbers, and at least one")
     return found
 
@@ -202,6 +202,8 @@ def check_fit(run: Run, parts: Parts) -> Any:
     model, _, algorithm, loss_fn, init = parts
     if not isinstance(algorithm, Algorithm):
         raise ValueError(f"algorithm={algorithm!r} is no algorithm: pass for example algorithms.dsgd(optax.sgd(0.1))")
+    if not (callable(algorithm.init) and callable(algorithm.step)):
+        raise ValueError(f"algorithm={algorithm!r} must have functions init and step")
     dataset = run.data.dataset
     examples = dataset.train_inputs[:1].repeat(2, axis=0)
     params = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), examples)
@@ -216,6 +218,8 @@ def check_fit(run: Run, parts: Parts) -> Any:
     losses = jax.eval_shape(loss_fn, logits, dataset.train_labels[:1].repeat(2))
     if getattr(losses, "shape", None) != (2,):
         raise ValueError(f"loss_fn returns {losses} for two examples: it must return one loss an example, not a mean")
+    if not jnp.issubdtype(losses.dtype, jnp.floating):
+        raise ValueError(f"loss_fn returns {losses.dtype} losses: they must be real numbers to have a gradient")
     if isinstance(init, str):
         _checks.choice("init", init, INITS)
     elif _shapes(init) != _shapes(params):

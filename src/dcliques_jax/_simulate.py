@@ -297,7 +297,8 @@ def _progress_bar(runs: list[Run], plan: Plan, watch: Watch) -> Any:
         from tqdm.auto import tqdm
 
     name = runs[0].topology.name + ("" if len(runs) == 1 else f", {len(runs)} seeds")
-    seen = (sys.stderr.isatty() or "ipykernel" in sys.modules) and "PYTEST_CURRENT_TEST" not in os.environ
+    terminal = getattr(sys.stderr, "isatty", lambda: False)()  # there may be no stderr at all
+    seen = (terminal or "ipykernel" in sys.modules) and "PYTEST_CURRENT_TEST" not in os.environ
     seen = seen and jax.process_index() == 0
     return tqdm(total=plan.evaluated[-1], unit="round", desc=name, disable=not (watch.progress and seen))
 
@@ -370,20 +371,25 @@ def _record(plan: Plan, evaluation: Evaluation, losses: Losses) -> Record:
     measured = {
         # Divided here: XLA multiplies with a rounded inverse, and 97 of 97 would not be 1.
         "accuracy": (correct / count).astype(np.float32),
-        "loss": loss,
+        "loss": _float(loss),
         "train_loss": losses.means(),
-        "consensus_distance": distance,
+        "consensus_distance": _float(distance),
         "mean_model_accuracy": (mean_model_correct / count).astype(np.float32),
         "nodes_right": nodes_right,
     }
-    for array in measured.values():
-        array.flags.writeable = False  # callbacks get them
     return Record(losses.round, losses.round / plan.rounds_per_epoch, **measured)
+
+
+def _float(values: np.ndarray) -> np.ndarray:
+    """The values in a type that files know: those of models in half precision as float32."""
+    return np.asarray(values, np.promote_types(values.dtype, np.float32) if values.dtype.kind == "f" else np.float32)
 
 
 def _told(watch: Watch, record: Record) -> bool:
     """Tells the user's callback; whether it wants to stop, and may."""
     number, epoch, *arrays = record
+    for array in arrays:
+        array.flags.writeable = False  # a callback must not change history
     answer = watch.on_evaluation(Record(number, epoch, *(array[0] if watch.one_run else array for array in arrays)))
     # One truth value of any kind stops. Loggers return other things.
     arrays_too = isinstance(answer, (np.ndarray, jax.Array)) and answer.shape == () and answer.dtype == np.bool_

@@ -85,10 +85,11 @@ def from_indices(dataset: Dataset, indices: Sequence[npt.ArrayLike]) -> Partitio
     if len(indices) == 0:
         raise ValueError("a partition needs at least one node")
     rows = [np.asarray(row).reshape(-1) for row in indices]
+    for node, row in enumerate(rows):
+        if row.dtype.kind not in "iu" and row.size:
+            raise ValueError(f"indices[{node}] must be integers, not {row.dtype}")
     sizes = np.array([len(row) for row in rows])
     held = np.concatenate([row for row in rows if len(row)] or rows)  # an empty list would be one of floats
-    if held.dtype.kind not in "iu" and held.size:
-        raise ValueError(f"indices must be integers, not {held.dtype}")
     padded = np.full((len(rows), sizes.max()), -1, np.int64)
     padded[np.arange(sizes.max()) < sizes[:, None]] = held
     return PartitionedDataset(dataset, padded, _checks.frozen(sizes))

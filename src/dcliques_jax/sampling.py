@@ -12,6 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry2x32_p
 
+# Longest list whose places fit beside enough random bits: one in 64 of its examples draws those of another, and the two
+# keep their order.
+_MOST_PACKED = 8192
+
 
 def rounds_per_epoch(sizes: np.ndarray, batch_size: int) -> int:
     """Rounds until the largest node, and with it every other, has seen all its examples.
@@ -45,6 +49,11 @@ def shuffle(
     Lists are padded to length `most`; the padding stays behind. The order depends on the number of a node only, not on
     where and beside which others it is stored. With a `width` it is that of lists padded to this length.
     """
+    if most > _MOST_PACKED:
+        places = jnp.broadcast_to(jnp.arange(most, dtype=jnp.int32), (len(nodes), most))
+        draws = random_rows(jax.random.fold_in(key, epoch), nodes, most, width)
+        draws = jnp.where(places < sizes[:, None], draws, jnp.uint32(2**32 - 1))
+        return jax.lax.sort((draws, places), dimension=1, num_keys=2)[1]
     bits = jnp.uint32((most - 1).bit_length()) if width is None else 32 - jax.lax.clz(width.astype(jnp.uint32) - 1)
     places = jnp.arange(most, dtype=jnp.uint32)[None]
     draws = random_rows(jax.random.fold_in(key, epoch), nodes, most, width)
