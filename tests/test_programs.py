@@ -75,7 +75,7 @@ def rounds(model, input_shape, algorithm):
     parts = _plans.Parts(models.as_model(model), "", algorithm, metrics.cross_entropy, "shared")
     plan, layout = _plans.make_plan(runs, rounds=4, batch_size=3), _layouts.make_layout(runs, parts, None)
     program = _programs.Program(parts.model.apply, parts.loss_fn, algorithm.step, 3, plan.rounds_per_epoch)
-    _, *arrays = _layouts.prepare(layout, plan)
+    _, *arrays, _ = _layouts.prepare(layout, plan)
     return jax.jit(lambda *arrays: _programs.run(program, *arrays, 4, most_rounds=4, mesh=None)), arrays
 
 
