@@ -319,11 +319,12 @@ def test_messages_are_asked_for_where_they_are_not_known(one):
         plotting.plot_accuracy_per_message({"a": loaded}, messages={"b": 10})
 
 
-def test_an_algorithm_of_ones_own_is_not_counted_as_dsgd():
+@pytest.mark.parametrize("init", [lambda topology, params: (), algorithms.dsgd().init])
+def test_an_algorithm_of_ones_own_is_not_counted_as_dsgd(init):
     def step(params, gradients, state):
         return params, state
 
-    silent = algorithms.Algorithm(lambda topology, params: (), step)
+    silent = algorithms.Algorithm(init, step)
     result = simulate(topologies.ring(20), DATA, algorithm=silent, epochs=1, progress=False)
     with pytest.raises(ValueError, match=r"'own' does not tell what messages .* messages=\{'own': 2\}"):
         plotting.plot_accuracy_per_message({"own": result})

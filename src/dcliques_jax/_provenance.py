@@ -105,8 +105,11 @@ def described(value: Any, within: tuple[int, ...] = ()) -> str:
         return repr(value)
     if isinstance(value, functools.partial):
         return described(value.func, within)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):  # an algorithm, or a transformation of optax
-        return described(value.init if isinstance(value, Algorithm) else getattr(value, "update", value[0]), within)
+    if isinstance(value, Algorithm):  # `init` knows all arguments of `dsgd`, but others may have borrowed it
+        by_init, by_step = (described(function, within) for function in (value.init, value.step))
+        return by_init if by_init.partition("(")[0] == by_step.partition("(")[0] else by_step
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a transformation of optax
+        return described(getattr(value, "update", value[0]), within)
     if isinstance(value, (tuple, list)):
         return ", ".join(text for text in (described(part, within) for part in value) if text)
     if not isinstance(value, types.FunctionType):

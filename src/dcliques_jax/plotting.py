@@ -220,7 +220,7 @@ def plot_accuracy_per_message(
     Args:
       results: results by the label they get in the legend.
       messages: messages per node and round by label. Needed for algorithms other than `dsgd` and for loaded results,
-        which do not tell what was sent. An algorithm that has the state of `dsgd` is counted as `dsgd`.
+        which do not tell what was sent.
       ax: matplotlib axes.
     """
     _check_mapping(results, "result")
@@ -404,7 +404,8 @@ def _messages(label: str, result: Result) -> float:
     reports = [graph.report() for graph in graphs]
     algorithm = getattr(result.state, "algorithm", None)
     cliques = None if graphs[0].gradient_edges is None else mixing.clique_average(graphs[0])
-    if isinstance(algorithm, algorithms.DSGDState):
+    told = result.provenance["algorithm"].startswith("dsgd(")  # others may have borrowed its state
+    if told and isinstance(algorithm, algorithms.DSGDState):
         if isinstance(algorithm.gradient_weights, mixing.Identity):
             return float(np.mean([report.messages for report in reports]))
         if type(algorithm.gradient_weights) is type(cliques):
