@@ -14,7 +14,8 @@ from dcliques_jax import (
     reports,
     topologies,
 )
-from dcliques_jax._simulate import simulate
+from dcliques_jax._engine.simulation import Simulation
+from dcliques_jax._simulate import prepare, simulate
 from dcliques_jax.datasets import Dataset
 from dcliques_jax.partitions import PartitionedDataset
 from dcliques_jax.results import History, Result
@@ -27,6 +28,7 @@ __all__ = [
     "History",
     "PartitionedDataset",
     "Result",
+    "Simulation",
     "Topology",
     "algorithms",
     "cliques",
@@ -38,6 +40,7 @@ __all__ = [
     "paper",
     "partitions",
     "plotting",
+    "prepare",
     "reports",
     "simulate",
     "topologies",

@@ -1,10 +1,13 @@
 """One round for all nodes.
 
-An algorithm is a pair of pure functions on stacked pytrees. It sees gradients, never data or models:
+An algorithm is four pure functions' worth of a method: who talks to whom, what nodes remember, one round, and what it
+asks of the network. It works on stacked pytrees and sees gradients, never data or models:
 
-    g = G grad F(theta; S)        G: identity, clique average or the average over any neighbourhood
+    g = G_t grad F(theta; S)      G_t: identity, clique average or the average over any neighbourhood
     u = optimizer(g)              any optax transformation, for each node by itself
-    theta = W (theta + u)         W: Metropolis-Hastings or any other doubly stochastic matrix
+    theta = W_t (theta + u)       W_t: Metropolis-Hastings or any other doubly stochastic matrix
+
+To write one of your own, start from the source of `dsgd`; "Your own algorithm" in the how-to does it step by step.
 """
 
 from collections.abc import Callable
@@ -21,27 +24,96 @@ Params = Any
 State = Any
 
 
-class Algorithm(NamedTuple):
-    """`init` prepares the state on the host; `step` is one round, traced into the compiled program.
+class Round(NamedTuple):
+    """What an algorithm may know of the round it computes."""
 
-    Rounds are faster when the nodes of a clique lie side by side in memory. An algorithm that says how to `reorder` its
-    state lets `simulate` store nodes so, and share them out over the devices of a mesh; what comes back is in the
-    topology's order all the same. Where `order[k]` is -1 the place stays empty: whatever an array has there will do.
-    On a mesh `step` sees the places of one device only: all that crosses nodes must go through `Weights`, which stay as
-    they are, and arrays of the state with the places on their first axis are taken for values of nodes.
+    number: jax.Array  # [] rounds run before this one
+    key: jax.Array  # of this run and this round; draw by node, with `node_keys`, never by slot
+    nodes: jax.Array  # [slots] the number of the node that is stored in each slot, -1 in an empty one
+    gradient: Callable[[Params], Params]  # gradients of this round's batches at other parameters
+
+    def node_keys(self) -> jax.Array:
+        """One key per node, `[slots]`: the same wherever the node is stored, different in every round and run."""
+        return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(self.key, self.nodes)
+
+
+class Network(NamedTuple):
+    """What may ever be said to whom. It is constant; `Weights.at(round)` gives the matrices of one round."""
+
+    gossip: mixing.Weights  # W, which mixes models
+    gradients: mixing.Weights  # G, which averages gradients
+
+
+class Traffic(NamedTuple):
+    """What each node sends in one round."""
+
+    messages: np.ndarray  # [nodes]
+    bytes: np.ndarray  # [nodes]
+
+
+def models_and_gradients(network: Network, model_bytes: int) -> Traffic:
+    """A model over every edge of W and, where there are others in a row of G, a gradient over every edge of G."""
+    messages = sum(_readers(weights) for weights in network)
+    return Traffic(np.asarray(messages), model_bytes * np.asarray(messages))
+
+
+class Traits(NamedTuple):
+    """What an algorithm asks of the network, checked before anything is compiled, and what it sends."""
+
+    requires: str = "symmetric"  # of W: "rows" (sum to 1), "columns" (those too), or "symmetric" besides
+    sends: Callable[[Network, int], Traffic] | None = None  # (network, bytes of a model) -> per round; None: unknown
+
+
+class Algorithm(NamedTuple):
+    """A method, as pure functions.
+
+    Nodes are stored in slots, in an order that makes rounds fast; on a mesh a device holds some of them only, and some
+    slots may be empty. So `step` must let nodes see each other through `mixing.mix` alone, tell nodes by `round.nodes`,
+    and draw random numbers with `round.node_keys()`. Everything a user sees is in the order of the topology.
+
+    The state has the nodes on the first axis of every leaf; scalars, the same for all nodes, are allowed.
     """
 
-    init: Callable[[Topology, Params], State]  # (topology, stacked params) -> state
-    step: Callable[[Params, Params, State], tuple[Params, State]]  # (params, gradients, state) -> both, after the round
-    reorder: Callable[[State, np.ndarray], State] | None = None  # (state, order) -> state, node `order[k]` at place k
+    network: Callable[[Topology], Network]  # called once, on the host
+    init: Callable[[Params, Network], State]  # (stacked params, network) -> state
+    step: Callable[..., tuple[Params, State]]  # (params, gradients, state, network, round) -> (params, state)
+    traits: Traits = Traits()
 
 
-class DSGDState(NamedTuple):
-    """What the next round of `dsgd` needs besides the parameters."""
+def over_topology(
+    *, clique_averaging: bool | None = None, weights: Any = None, gradient_weights: Any = None
+) -> Callable[[Topology], Network]:
+    """The network of most algorithms: a function of the topology, for `Algorithm.network`.
 
-    optimizer: Any  # the optimiser's state, stacked over nodes; momentum is never gossiped
-    gradient_weights: mixing.Weights  # G
-    weights: mixing.Weights  # W
+    Args:
+      clique_averaging: whether gradients are averaged over the topology's gradient edges, that is over cliques (or over
+        the diverse neighbours of `topologies.diverse_random`). By default: where the topology has cliques.
+      weights: gossip matrix W, as `mixing.Weights` or any matrix over the topology's edges. Metropolis-Hastings by
+        default.
+      gradient_weights: matrix G that averages gradients, as `mixing.Weights` or any matrix whose rows sum to 1, instead
+        of `clique_averaging`.
+
+    >>> from dcliques_jax import topologies
+    >>> over_topology()(topologies.ring(3)).gradients
+    Identity(num_nodes=3)
+    """
+    if gradient_weights is not None and clique_averaging is not None:
+        raise ValueError(f"clique_averaging={clique_averaging} and gradient_weights: pass either, not both")
+    if clique_averaging not in (None, True, False):
+        raise ValueError(f"clique_averaging={clique_averaging!r} must be True, False or None")
+
+    def network(topology: Topology) -> Network:
+        gossip = mixing.metropolis_hastings(topology) if weights is None else _as_weights(weights)
+        if gradient_weights is not None:
+            gradients = _as_weights(gradient_weights)
+            mixing.check_rows(gradients.to_sparse())
+        elif clique_averaging or (clique_averaging is None and topology.clique_ids is not None):
+            gradients = mixing.clique_average(topology)
+        else:
+            gradients = mixing.Identity(topology.num_nodes)
+        return Network(gossip, gradients)
+
+    return network
 
 
 def dsgd(
@@ -53,56 +125,50 @@ def dsgd(
 ) -> Algorithm:
     """Decentralised SGD (Algorithm 1), with Clique Averaging (Algorithm 3) where the topology has cliques.
 
-    With `optax.sgd(lr, momentum=m)` it is the paper's momentum: v <- m v + g, theta <- theta - lr v.
+    With `optax.sgd(lr, momentum=m)` it is the paper's momentum: v <- m v + g, theta <- theta - lr v. Momentum is never
+    gossiped.
 
     Args:
       optimizer: any optax transformation; every node runs its own. One that draws random numbers draws the same at
         every node, since all start from the same state.
-      clique_averaging: whether gradients are averaged over the topology's gradient edges, that is over cliques (or over
-        the diverse neighbours of `topologies.diverse_random`). By default: where the topology has cliques.
-      weights: gossip matrix W, as `mixing.Weights` or any symmetric, doubly stochastic matrix over the topology's
-        edges. Metropolis-Hastings by default.
-      gradient_weights: matrix G that averages gradients, as `mixing.Weights` or any matrix whose rows sum to 1, in the
-        place of `clique_averaging`.
+      clique_averaging: whether gradients are averaged over cliques; see `over_topology`, also for the others.
+      weights: gossip matrix W, symmetric and doubly stochastic; Metropolis-Hastings by default.
+      gradient_weights: matrix G that averages gradients, instead of `clique_averaging`.
+
+    >>> from dcliques_jax import datasets, partitions, simulate, topologies
+    >>> data = partitions.shards(datasets.synthetic(), 20)
+    >>> topology = topologies.d_cliques(data.label_distribution, clique_size=5)
+    >>> momentum = dsgd(optax.sgd(0.05, momentum=0.9))
+    >>> simulate(topology, data, algorithm=momentum, epochs=1, progress=False).history.round
+    array([0, 4])
     """
-    if gradient_weights is not None and clique_averaging is not None:
-        raise ValueError(f"clique_averaging={clique_averaging} and gradient_weights exclude each other: give one")
-    if clique_averaging not in (None, True, False):
-        raise ValueError(f"clique_averaging={clique_averaging!r} must be True, False or None")
     if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
-        raise ValueError(f"optimizer={optimizer!r} is no optax transformation: pass for example optax.sgd(0.1)")
+        raise ValueError(f"optimizer={optimizer!r} is not an optax transformation: pass for example optax.sgd(0.1)")
 
-    def init(topology: Topology, params: Params) -> DSGDState:
-        if weights is None:
-            gossip = mixing.metropolis_hastings(topology)
-        else:
-            gossip = _as_weights(weights)
-            mixing.check_gossip(gossip, topology)
-        if gradient_weights is not None:
-            averaging = _as_weights(gradient_weights)
-            mixing.check_rows(averaging.to_sparse())
-        elif clique_averaging or (clique_averaging is None and topology.clique_ids is not None):
-            averaging = mixing.clique_average(topology)
-        else:
-            averaging = mixing.Identity(topology.num_nodes)
-        if averaging.num_nodes != topology.num_nodes:
-            raise ValueError(
-                f"gradient_weights are for {averaging.num_nodes} nodes, the topology has {topology.num_nodes}"
-            )
-        return DSGDState(jax.vmap(optimizer.init)(params), averaging, gossip)
+    def init(params: Params, network: Network) -> State:
+        del network
+        return jax.vmap(optimizer.init)(params)
 
-    def step(params: Params, gradients: Params, state: DSGDState) -> tuple[Params, DSGDState]:
-        gradients = mixing.mix(state.gradient_weights, gradients)
-        updates, optimizer_state = jax.vmap(optimizer.update)(gradients, state.optimizer, params)
-        params = mixing.mix(state.weights, optax.apply_updates(params, updates))
-        return params, state._replace(optimizer=optimizer_state)
+    def step(params: Params, gradients: Params, state: State, network: Network, round: Round) -> tuple[Params, State]:
+        del round
+        gradients = mixing.mix(network.gradients, gradients)
+        updates, state = jax.vmap(optimizer.update)(gradients, state, params)
+        return mixing.mix(network.gossip, optax.apply_updates(params, updates)), state
 
-    def reorder(state: DSGDState, order: np.ndarray) -> DSGDState:
-        optimizer_state = jax.tree.map(lambda leaf: leaf[order], state.optimizer)
-        return DSGDState(optimizer_state, state.gradient_weights.reordered(order), state.weights.reordered(order))
-
-    return Algorithm(init, step, reorder)
+    network = over_topology(clique_averaging=clique_averaging, weights=weights, gradient_weights=gradient_weights)
+    return Algorithm(network, init, step, Traits(sends=models_and_gradients))
 
 
 def _as_weights(matrix: Any) -> mixing.Weights:
     return matrix if isinstance(matrix, mixing.Weights) else mixing.from_matrix(matrix)
+
+
+def _readers(weights: mixing.Weights) -> np.ndarray:
+    """How many others read each node's values, `[nodes]`."""
+    if isinstance(weights, mixing.Identity):
+        return np.zeros(weights.num_nodes, np.int64)
+    if isinstance(weights, mixing.GroupMean):
+        group = np.asarray(weights.group)
+        return np.bincount(group)[group] - 1
+    matrix = weights.to_sparse()
+    return np.asarray((matrix != 0).sum(axis=0)) - (matrix.diagonal() != 0)

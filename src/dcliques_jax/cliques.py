@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from dcliques_jax import _checks
+from dcliques_jax import _checks, _random
 
 # Cliques up to which Greedy Swap makes its steps one after another, and the paper's number of them.
 _MOST_IN_TURN = 100
@@ -55,7 +55,7 @@ def random_cliques(num_nodes: int, clique_size: int, *, seed: int = 0) -> np.nda
     num_nodes = _checks.integer("num_nodes", num_nodes, 1)
     clique_size = _checks.integer("clique_size", clique_size, 1, num_nodes, "the number of nodes")
     ids = np.empty(num_nodes, np.int64)
-    ids[_checks.generator(seed).permutation(num_nodes)] = np.arange(num_nodes) // clique_size
+    ids[_random.generator(seed).permutation(num_nodes)] = np.arange(num_nodes) // clique_size
     return ids
 
 
@@ -116,7 +116,7 @@ def _greedy_swap(
         return ids, np.full(max_steps + 1, skew(ids, p).mean())
 
     # Streams of their own (`seed` alone drew the random cliques), so that more steps go on where fewer stopped.
-    pair_rng, swap_rng = _checks.generator(seed, 1), _checks.generator(seed, 2)
+    pair_rng, swap_rng = _random.generator(seed, 1), _random.generator(seed, 2)
     pairs = pair_rng.integers([num_cliques, num_cliques - 1], size=(max_steps, 2))
     pairs[:, 1] += pairs[:, 1] >= pairs[:, 0]  # the second of all cliques but the first
     order = np.argsort(ids, kind="stable")  # nodes clique by clique, which exchanges keep: M places for each clique
@@ -219,7 +219,7 @@ def ideal_cliques(label_distribution: npt.ArrayLike, *, seed: int = 0) -> np.nda
     """
     p = check_label_distribution(label_distribution)
     classes = single_classes(p, "ideal_cliques")
-    by_class = _checks.generator(seed).permutation(len(p))
+    by_class = _random.generator(seed).permutation(len(p))
     by_class = by_class[np.argsort(classes[by_class], kind="stable")]
     ids = np.empty(len(p), np.int64)
     ids[by_class] = np.arange(len(p)) % np.bincount(classes).max()

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dcliques_jax import _checks, _published, _tfds
+from dcliques_jax import _arrays, _checks, _random
+from dcliques_jax._sources import published, tfds
 
 # The validation and test splits belong to the data set, not to a run: their seed never changes.
 _SPLIT_SEED = 20220829
@@ -49,15 +50,15 @@ class Dataset:
         for split in ("train", "test") if self.validation_inputs is None else ("train", "test", "validation"):
             inputs, labels = (np.asanyarray(getattr(self, f"{split}_{what}")) for what in ("inputs", "labels"))
             _check_split(split, inputs, labels, num_classes)
-            object.__setattr__(self, f"{split}_inputs", _checks.read_only(inputs))
-            object.__setattr__(self, f"{split}_labels", _checks.read_only(labels, np.int32))
+            object.__setattr__(self, f"{split}_inputs", _arrays.read_only(inputs))
+            object.__setattr__(self, f"{split}_labels", _arrays.read_only(labels, np.int32))
             if inputs.shape[1:] != (like := self.train_inputs.shape[1:]):
                 raise ValueError(f"{split}_inputs have shape {inputs.shape[1:]} an example, train_inputs {like}")
         if self.byte_scale is not None:
             byte_scale = _checked_byte_scale(self.byte_scale, self.train_inputs.shape[1:])
             object.__setattr__(self, "byte_scale", byte_scale)
 
-    __reduce__ = _checks.rebuilt
+    __reduce__ = _arrays.rebuilt
 
     @functools.cached_property
     def train_bytes(self) -> np.ndarray | None:
@@ -75,14 +76,14 @@ class Dataset:
                     f"byte_scale={self.byte_scale} does not lead from bytes to training example {wrong}: give the "
                     "(scale, shift) that the inputs were made with, or leave it out"
                 )
-        return _checks.frozen(found)
+        return _arrays.frozen(found)
 
     @functools.cached_property
     def checksum(self) -> str:
         """A checksum of all examples and labels, and of how the inputs are held."""
         inputs = self.train_inputs if self.train_bytes is None else self.train_bytes
         scale = np.array(np.broadcast_arrays(*self.byte_scale or ()), np.float64)
-        return _checks.checksum(inputs, scale, self.train_labels, self.test_inputs, self.test_labels)
+        return _arrays.checksum(inputs, scale, self.train_labels, self.test_inputs, self.test_labels)
 
     def __repr__(self) -> str:
         return (
@@ -134,7 +135,7 @@ def from_arrays(
     if not copy:
         for array in (*arrays, *optional):
             if array is not None:
-                _checks.frozen(array)
+                _arrays.frozen(array)
     if num_classes is None:
         all_labels = [array for array in (arrays[1], arrays[3], optional[1]) if array is not None]
         usable = [labels for labels in all_labels if labels.size and labels.dtype.kind in "iu"]  # the rest is refused
@@ -186,7 +187,7 @@ def _checked_byte_scale(byte_scale: ByteScale, shape: tuple[int, ...]) -> ByteSc
             f"array that broadcasts to an example of shape {shape}: give those that the inputs were made with, or "
             "leave it out"
         )
-    first, second = (_checks.read_only(part) if part.ndim else float(part) for part in (scale, shift))
+    first, second = (_arrays.read_only(part) if part.ndim else float(part) for part in (scale, shift))
     return first, second
 
 
@@ -208,7 +209,7 @@ def synthetic(
     num_test = _checks.integer("num_test", num_test, 1)
     num_classes = _checks.integer("num_classes", num_classes, 1)
     input_shape = tuple(_checks.integer("input_shape", size, 1) for size in np.atleast_1d(input_shape))
-    rng = _checks.generator(seed)
+    rng = _random.generator(seed)
     centres = rng.standard_normal((num_classes, *input_shape), dtype=np.float32)
 
     def split(size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -238,7 +239,7 @@ def mnist(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     `data_dir` defaults to the environment variable `DCLIQUES_DATA_DIR`, and their checksums are verified. Where
     neither is given, the same images in the same order come from tensorflow-datasets, as in `from_tfds`.
     """
-    images = _published.mnist(data_dir)
+    images = published.mnist(data_dir)
     validation, train = _stratified_split(images.train_labels, np.bincount(images.test_labels))
     inputs = _normalise_mnist(images.train_images)
     return from_arrays(
@@ -261,7 +262,7 @@ def cifar10(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     `data_dir` defaults to the environment variable `DCLIQUES_DATA_DIR`, and their checksums are verified. Where
     neither is given, the same images in the same order come from tensorflow-datasets, as in `from_tfds`.
     """
-    return _scaled(_published.cifar10(data_dir), 10, "cifar10")
+    return _scaled(published.cifar10(data_dir), 10, "cifar10")
 
 
 def from_tfds(
@@ -282,11 +283,11 @@ def from_tfds(
         data_dir: where tfds keeps prepared data; its default is `TFDS_DATA_DIR`, then `~/tensorflow_datasets`.
         manual_dir: a folder with the published files, under their published names, to prepare from without a network.
     """
-    images, num_classes = _tfds.load(name, data_dir, manual_dir)
+    images, num_classes = tfds.load(name, data_dir, manual_dir)
     return _scaled(images, num_classes, name)
 
 
-def _scaled(images: _tfds.Arrays, num_classes: int, name: str) -> Dataset:
+def _scaled(images: tfds.Arrays, num_classes: int, name: str) -> Dataset:
     train_inputs, test_inputs = (pixels / np.float32(255) for pixels in (images.train_images, images.test_images))
     splits = (train_inputs, images.train_labels, test_inputs, images.test_labels)
     return from_arrays(*splits, num_classes=num_classes, name=name, byte_scale=(1 / 255, 0.0), copy=False)
@@ -309,7 +310,7 @@ def _normalise_mnist(pixels: np.ndarray) -> np.ndarray:
 
 def _stratified_split(labels: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Indices of `counts[l]` random examples of each class l, and of all others; both in file order."""
-    rng = _checks.generator(_SPLIT_SEED)
+    rng = _random.generator(_SPLIT_SEED)
     chosen = np.zeros(len(labels), bool)
     for label, count in enumerate(counts):
         chosen[rng.choice(np.flatnonzero(labels == label), count, replace=False)] = True

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dcliques_jax._apart import apart
+from dcliques_jax._engine.xla import unfused
 
 Pads = tuple[tuple[int, int], tuple[int, int]]
 
@@ -154,7 +154,7 @@ def _product_backward(precision: Any, saved: Any, gradient: jax.Array) -> tuple[
     x, kernel = saved
     # The gradient of the kernel is computed as [units, features] and turned afterwards: of all orders of this product
     # XLA:CPU runs the direct one, [features, units], slowest (by a factor of three for 1000 nodes with batches of 13).
-    of_kernel = apart(functools.partial(jnp.matmul, precision=precision))(gradient.T, x).T
+    of_kernel = unfused(functools.partial(jnp.matmul, precision=precision))(gradient.T, x).T
     return jnp.matmul(gradient, kernel.T, precision=precision), of_kernel
 
 
@@ -194,7 +194,7 @@ def _runs_product_forward(
     factor = kernel.transpose(1, 2, 0, 3).reshape(width * channels, height * units)
     product = jnp.matmul(runs, factor, precision=precision)
 
-    @apart
+    @unfused
     def summed(product: jax.Array) -> jax.Array:
         parts = _slices(jnp.pad(product, ((0, 0), pads[0], (0, 0), (0, 0))), 1, height, strides[0])
         return functools.reduce(jnp.add, (part[..., i * units : (i + 1) * units] for i, part in enumerate(parts)))
@@ -215,7 +215,7 @@ def _runs_product_backward(
     factor = kernel.transpose(0, 3, 1, 2).reshape(height * units, width * channels)
     product = jnp.matmul(spread, factor, precision=precision)
 
-    @apart
+    @unfused
     def summed(product: jax.Array) -> jax.Array:
         parts = (product[..., j * channels : (j + 1) * channels] for j in range(width))
         return functools.reduce(
@@ -245,7 +245,7 @@ def _spread(x: jax.Array, axis: int, start: int, stride: int, size: int) -> jax.
 def _pool(window: tuple[int, int], strides: tuple[int, int], x: jax.Array) -> jax.Array:
     for axis in (1, 2):  # one after the other: less to compare, and rows of whole vectors first
         maxima = functools.partial(_maxima, axis, window[axis - 1], strides[axis - 1])
-        x = apart(maxima)(x)
+        x = unfused(maxima)(x)
     return x
 
 

@@ -1,12 +1,78 @@
-"""What is measured."""
+"""What is measured.
+
+`simulate(metrics={"name": fn})` measures anything: `fn(params, inputs, labels)` is written for one node's model and
+lifted over nodes. It is called on chunks of test examples, of which it returns a mean; the means of chunks are averaged
+by their numbers of examples. `whole` and `of_mean_model` change that, and may be combined.
+"""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from dcliques_jax import models
+
 Params = Any
+
+
+class Metric(NamedTuple):
+    """A function to measure, and how."""
+
+    fn: Callable[[Params, jax.Array, jax.Array], Any]  # (params, inputs [examples, ...], labels [examples]) -> array
+    of_mean_model: bool = False  # measure the mean of all models instead of every node's
+    whole: bool = False  # call it once, on all examples
+    weighted: bool = False  # it returns (values, weights): chunks are averaged by these, not by examples
+
+
+def as_metric(metric: Metric | Callable[..., Any]) -> Metric:
+    """What `simulate(metrics=...)` takes, as a `Metric`."""
+    return metric if isinstance(metric, Metric) else Metric(metric)
+
+
+def whole(metric: Metric | Callable[..., Any]) -> Metric:
+    """Measures on all examples at once: for what is not a mean over examples, such as a largest loss.
+
+    >>> whole(lambda params, inputs, labels: labels.max()).whole
+    True
+    """
+    return as_metric(metric)._replace(whole=True)
+
+
+def of_mean_model(metric: Metric | Callable[..., Any]) -> Metric:
+    """Measures the mean of all models instead of the model of every node.
+
+    >>> of_mean_model(lambda params, inputs, labels: params["bias"].sum()).of_mean_model
+    True
+    """
+    return as_metric(metric)._replace(of_mean_model=True)
+
+
+def per_class_accuracy(model: Any) -> Metric:
+    """Accuracy of every node on the examples of each class, `[t, nodes, classes]`: who has forgotten which class.
+
+    Classes without examples have accuracy NaN. `plotting.plot_per_class` draws it.
+
+    Args:
+      model: the model that is trained, as `simulate(model=...)` takes it.
+
+    >>> from dcliques_jax import datasets, simulate, topologies
+    >>> model = models.logistic_regression()
+    >>> measured = {"per_class": per_class_accuracy(model)}
+    >>> arguments = {"model": model, "metrics": measured, "epochs": 1, "progress": False}
+    >>> simulate(topologies.ring(4), datasets.synthetic(), **arguments).history.extra["per_class"].shape
+    (2, 4, 10)
+    """
+    apply = models.as_model(model).apply
+
+    def fn(params: Params, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = apply(params, inputs)
+        of_class = labels[:, None] == jnp.arange(logits.shape[1])[None]
+        counts = of_class.sum(axis=0)
+        right = (of_class & (predictions(logits) == labels)[:, None]).sum(axis=0)
+        return right / jnp.maximum(counts, 1), counts
+
+    return Metric(fn, weighted=True)
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -20,52 +86,66 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(logits, axis=1) - jnp.where(chosen, logits, 0).sum(axis=1)
 
 
-def consensus_distance(params: Params) -> jax.Array:
+def predictions(logits: jax.Array) -> jax.Array:
+    """The class with the largest logit of each example, `[batch]`; the first of several.
+
+    >>> predictions(jnp.array([[0.0, 2.0, 2.0]]))
+    Array([1], dtype=int32)
+    """
+    # `argmax`, as reductions that XLA:CPU vectorises.
+    classes = jnp.arange(logits.shape[1])[None]
+    return jnp.where(logits >= logits.max(axis=1, keepdims=True), classes, logits.shape[1]).min(axis=1)
+
+
+def consensus_distance(params: Params, used: jax.Array | None = None, axis_name: str | None = None) -> jax.Array:
     """How far the models are apart: sqrt( 1/n sum_i || theta_i - mean theta ||^2 ).
+
+    Args:
+      params: stacked parameters, `[slots, ...]` in every leaf.
+      used: which slots hold a node, `[slots]`; all by default.
+      axis_name: of a mesh whose devices hold a part of the slots each.
 
     >>> float(consensus_distance({"w": jnp.array([[1.0, 0.0], [-1.0, 0.0]])}))
     1.0
     """
+    count = _count(params, used, axis_name)
 
     def mean_square(leaf: jax.Array) -> jax.Array:
-        from_first = leaf - leaf[:1]  # so that equal models are at distance 0, not at that of a rounded mean
-        return jnp.sum(jnp.square(from_first - from_first.mean(axis=0, keepdims=True))) / len(leaf)
+        first = leaf[:1]
+        if axis_name is not None:
+            first = jax.lax.psum(jnp.where(jax.lax.axis_index(axis_name) == 0, first, 0), axis_name)
+        # From the first, so that equal models are at distance 0, not at that of a rounded mean.
+        from_first = _masked(leaf - first, used)
+        mean = _total(from_first.sum(axis=0, keepdims=True), axis_name) / count
+        return _total(jnp.sum(_masked(jnp.square(from_first - mean), used)), axis_name) / count
 
     return jnp.sqrt(sum(map(mean_square, jax.tree.leaves(params)), start=jnp.zeros(())))
+
+
+def mean_model(params: Params, used: jax.Array | None = None, axis_name: str | None = None) -> Params:
+    """The mean of all models; arguments as in `consensus_distance`."""
+    count = _count(params, used, axis_name)
+
+    def mean(leaf: jax.Array) -> jax.Array:
+        total = _total(_masked(leaf, used).sum(axis=0), axis_name) / count
+        return total.astype(leaf.dtype)
+
+    return jax.tree.map(mean, params)
+
+
+def _masked(leaf: jax.Array, used: jax.Array | None) -> jax.Array:
+    return leaf if used is None else jnp.where(used.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
+
+
+def _total(value: jax.Array, axis_name: str | None) -> jax.Array:
+    return value if axis_name is None else jax.lax.psum(value, axis_name)
+
+
+def _count(params: Params, used: jax.Array | None, axis_name: str | None) -> Any:
+    return len(jax.tree.leaves(params)[0]) if used is None else _total(used.sum(), axis_name)
 
 
 def finite_nodes(params: Params) -> jax.Array:
     """Whether all parameters of a node are finite, `[nodes]`."""
     leaves = [jnp.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in jax.tree.leaves(params)]
     return jnp.stack(leaves).all(axis=0)
-
-
-def evaluate(
-    apply: Callable[[Params, jax.Array], jax.Array],
-    params: Params,
-    inputs: jax.Array,
-    labels: jax.Array,
-    chunks: jax.Array,
-    *,
-    loss_fn: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Evaluates one node's model on examples `chunks` `[chunks, chunk]` of `inputs` and `labels`.
-
-    They are streamed a chunk at a time to bound memory. Numbers below 0 only fill up the last chunk. Returns the number
-    of examples on which the model is right, its mean loss, and whether it is right on each example, `[chunks, chunk]`.
-    """
-
-    def on_chunk(chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits, expected = apply(params, inputs[chosen]), labels[chosen]
-        correct, losses = _first_of_largest(logits) == expected, loss_fn(logits, expected)
-        return jnp.where(chosen < 0, False, correct), jnp.where(chosen < 0, 0, losses).sum()
-
-    correct, losses = jax.lax.map(on_chunk, chunks)
-    count = (chunks >= 0).sum()
-    return correct.sum(), losses.sum() / count, correct
-
-
-def _first_of_largest(logits: jax.Array) -> jax.Array:
-    """`logits.argmax(axis=1)`, as reductions that XLA:CPU vectorises."""
-    classes = jnp.arange(logits.shape[1])[None]
-    return jnp.where(logits >= logits.max(axis=1, keepdims=True), classes, logits.shape[1]).min(axis=1)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dcliques_jax import _checks, _html
+from dcliques_jax import _arrays, _checks, _html, _random
 from dcliques_jax.datasets import Dataset
 
 
@@ -31,10 +31,10 @@ class PartitionedDataset:
     def __post_init__(self) -> None:
         num_train = len(_checked(self.dataset).train_labels)
         _check_held(np.asarray(self.indices), np.asarray(self.sizes), num_train)
-        object.__setattr__(self, "indices", _checks.read_only(self.indices, np.int32))
-        object.__setattr__(self, "sizes", _checks.read_only(self.sizes, np.int64))
+        object.__setattr__(self, "indices", _arrays.read_only(self.indices, np.int32))
+        object.__setattr__(self, "sizes", _arrays.read_only(self.sizes, np.int64))
 
-    __reduce__ = _checks.rebuilt
+    __reduce__ = _arrays.rebuilt
 
     @property
     def num_nodes(self) -> int:
@@ -92,7 +92,7 @@ def from_indices(dataset: Dataset, indices: Sequence[npt.ArrayLike]) -> Partitio
     held = np.concatenate([row for row in rows if len(row)] or rows)  # an empty list would be one of floats
     padded = np.full((len(rows), sizes.max()), -1, np.int64)
     padded[np.arange(sizes.max()) < sizes[:, None]] = held
-    return PartitionedDataset(dataset, padded, _checks.frozen(sizes))
+    return PartitionedDataset(dataset, padded, _arrays.frozen(sizes))
 
 
 def iid(dataset: Dataset, num_nodes: int, *, seed: int = 0) -> PartitionedDataset:
@@ -106,7 +106,7 @@ def iid(dataset: Dataset, num_nodes: int, *, seed: int = 0) -> PartitionedDatase
     """
     num_train = len(_checked(dataset).train_labels)
     num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train, "an example for every node")
-    return from_indices(dataset, np.array_split(_checks.generator(seed).permutation(num_train), num_nodes))
+    return from_indices(dataset, np.array_split(_random.generator(seed).permutation(num_train), num_nodes))
 
 
 def shards(
@@ -132,7 +132,7 @@ def shards(
             f"{num_train} examples do not divide into {num_nodes} x {shards_per_node} = {num_shards} equal shards: "
             "choose another num_nodes, or pass unequal=True for shards whose sizes differ by one"
         )
-    rng = _checks.generator(seed)
+    rng = _random.generator(seed)
     cut = np.array_split(_sorted_by_class(dataset.train_labels, rng), num_shards)
     assigned = rng.permutation(num_shards).reshape(num_nodes, shards_per_node)
     return from_indices(dataset, [np.concatenate([cut[shard] for shard in node]) for node in assigned])
@@ -178,7 +178,7 @@ def one_class(
             f"examples_per_class={examples_per_class} must be a positive multiple of {nodes_per_class}, the nodes of "
             f"a class, and at most {smallest}, the size of the smallest class"
         )
-    rng = _checks.generator(seed)
+    rng = _random.generator(seed)
     ordered = _sorted_by_class(dataset.train_labels, rng)
     starts = np.searchsorted(dataset.train_labels[ordered], np.arange(num_classes))
     kept = ordered[starts[:, None] + np.arange(examples_per_class)]
@@ -203,7 +203,7 @@ def dirichlet(
     num_train = len(_checked(dataset).train_labels)
     min_size = _checks.integer("min_size", min_size, 1, num_train)
     num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train // min_size, "min_size examples for every node")
-    rng = _checks.generator(seed)
+    rng = _random.generator(seed)
     owner = np.empty(num_train, np.int64)  # [train] the node that holds an example
     for label in range(dataset.num_classes):
         examples = rng.permutation(np.flatnonzero(dataset.train_labels == label))

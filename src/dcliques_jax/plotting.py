@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse.csgraph
 
-from dcliques_jax import _checks, algorithms, cliques, mixing
+from dcliques_jax import _checks, cliques
 from dcliques_jax.partitions import PartitionedDataset
 from dcliques_jax.results import Result
 from dcliques_jax.topologies import Topology
@@ -214,13 +214,12 @@ def plot_accuracy_per_message(
 ) -> Any:
     """Draws mean test accuracy against the messages a node has sent so far, on a logarithmic axis.
 
-    Messages are counted as `topology.report()` counts them: one for every edge of a node in a round and, if gradients
-    were averaged, one more for every edge that they travel. Bands are over seeds.
+    `dsgd` sends one message over every edge in a round and, if gradients are averaged, one more over every edge that
+    they travel, as `topology.report()` counts. Bands are over seeds.
 
     Args:
       results: results by the label they get in the legend.
-      messages: messages per node and round by label. Needed for algorithms other than `dsgd` and for loaded results,
-        which do not tell what was sent.
+      messages: messages per node and round by label. Needed for algorithms whose `Traits` do not tell what they send.
       ax: matplotlib axes.
     """
     _check_mapping(results, "result")
@@ -400,22 +399,11 @@ def _curve(ax: Any, x: np.ndarray, values: np.ndarray, look: _Look, label: str) 
 
 def _messages(label: str, result: Result) -> float:
     """Messages that a node sends in a round, the mean over topologies if there are several."""
-    graphs = result.topology if isinstance(result.topology, list) else [result.topology]
-    reports = [graph.report() for graph in graphs]
-    algorithm = getattr(result.state, "algorithm", None)
-    cliques = None if graphs[0].gradient_edges is None else mixing.clique_average(graphs[0])
-    told = result.provenance["algorithm"].startswith("dsgd(")  # others may have borrowed its state
-    if told and isinstance(algorithm, algorithms.DSGDState):
-        if isinstance(algorithm.gradient_weights, mixing.Identity):
-            return float(np.mean([report.messages for report in reports]))
-        if type(algorithm.gradient_weights) is type(cliques):
-            return float(np.mean([report.messages_averaging for report in reports]))
-    averaged = (
-        "" if cliques is None else f", and {reports[0].messages_averaging:g} if it averages gradients over cliques"
-    )
+    if (told := result.provenance.get("messages_per_round")) is not None:
+        return float(told)
     raise ValueError(
-        f"result {label!r} does not tell what messages its algorithm sent: pass their number per node and round, "
-        f"messages={{{label!r}: {reports[0].messages:g}}} if it sends models over every edge{averaged}"
+        f"the algorithm of result {label!r} does not tell what it sends: pass the messages per node and round, "
+        f"messages={{{label!r}: ...}}, or give the algorithm Traits(sends=...)"
     )
 
 

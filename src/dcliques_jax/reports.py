@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse.csgraph
 
-from dcliques_jax import _checks, _halos, _html, _placements, cliques, mixing
+from dcliques_jax import _checks, _html, cliques, mixing
+from dcliques_jax._mesh import halos, placement
 from dcliques_jax.topologies import Topology
 
 _MOST_DISTANCES = 10_000_000  # that are measured; in larger graphs from random nodes, as many as this makes
@@ -163,17 +164,17 @@ def make_report(
 def _between_devices(topology: Topology, num_devices: int, size: int | None) -> dict[str, int | None]:
     """What `simulate` moves in a round on a mesh of that many devices."""
     num_devices = _checks.integer("num_devices", num_devices, 1)
-    placement = _placements.place(topology, num_devices)
+    ours = placement.place(topology, num_devices)
 
     def moved(weights: mixing.Weights) -> int:
-        (shared,) = _halos.distributed([weights.reordered(placement.order)], [placement])
-        return _halos.moved_rows(shared, num_devices)
+        (shared,) = halos.distributed([weights.reordered(ours.order)], [ours])
+        return halos.moved_rows(shared, num_devices)
 
     rows = moved(mixing.metropolis_hastings(topology))
     averaging = None if topology.gradient_edges is None else rows + moved(mixing.clique_average(topology))
     return {
         "num_devices": num_devices,
-        "cut_edges": placement.cut(topology),
+        "cut_edges": ours.cut(topology),
         "rows_between_devices": rows,
         "rows_between_devices_averaging": averaging,
         "bytes_between_devices": None if size is None else rows * size,

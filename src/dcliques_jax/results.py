@@ -3,45 +3,90 @@
 import dataclasses
 import json
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from dcliques_jax import _files, _html
+from dcliques_jax import _html
+from dcliques_jax._store import files
 from dcliques_jax.topologies import Topology
 
 
-class Record(NamedTuple):
-    """What one evaluation measured; with `simulate(seeds=...)` the seeds come first."""
+class State(NamedTuple):
+    """All that the next round needs. Passed to `simulate(init=...)` it continues the run, with its random streams.
+
+    With `simulate(seeds=...)` the seeds come first.
+    """
+
+    params: Any  # [nodes, ...] in every leaf
+    algorithm: Any  # [nodes, ...] or [] in every leaf: what the algorithm remembers
+    round: Any  # [] rounds run so far
+    key: Any  # [2] the data of the key that orders of examples and the draws of algorithms come from
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Measured:
+    """What is measured at every evaluation. Records, histories, checkpoints and tables follow this list."""
+
+    # On the evaluated examples, in 0 .. 1
+    accuracy: np.ndarray = dataclasses.field(metadata={"axes": ("eval_nodes",)})
+    # Mean loss on the same
+    loss: np.ndarray = dataclasses.field(metadata={"axes": ("eval_nodes",)})
+    # Mean loss of batches since the last evaluation; NaN before training
+    train_loss: np.ndarray = dataclasses.field(metadata={"axes": ("nodes",)})
+    # Sqrt( 1/n sum_i || theta_i - mean theta ||^2 ), over all nodes
+    consensus_distance: np.ndarray = dataclasses.field(metadata={"axes": ()})
+    # Of the mean of all models, on the evaluated examples
+    mean_model_accuracy: np.ndarray = dataclasses.field(metadata={"axes": ()})
+    # Likewise
+    mean_model_loss: np.ndarray = dataclasses.field(metadata={"axes": ()})
+    # How many of the evaluated nodes are right on each
+    nodes_right: np.ndarray = dataclasses.field(metadata={"axes": ("eval_examples",)})
+    # What `simulate(metrics=...)` asked for, by name
+    extra: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+
+MEASURED: dict[str, tuple[str, ...]] = {
+    field.name: field.metadata["axes"] for field in dataclasses.fields(Measured) if field.metadata
+}
+"""The names of all that is measured in every run, and their axes."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Record(Measured):
+    """What one evaluation measured, as `Measured` lists it; with `simulate(seeds=...)` the seeds come first."""
 
     round: int  # rounds run so far
     epoch: float  # the same in epochs
-    accuracy: np.ndarray  # [eval_nodes] on the test examples, in 0 .. 1
-    loss: np.ndarray  # [eval_nodes] mean test loss
-    train_loss: np.ndarray  # [nodes] mean loss of the mini-batches since the last evaluation; NaN before training
-    consensus_distance: np.ndarray  # [] sqrt( 1/n sum_i || theta_i - mean theta ||^2 ), over all nodes
-    mean_model_accuracy: np.ndarray  # [] of the mean of all models, on the same test examples
-    nodes_right: np.ndarray  # [eval_examples] how many of the evaluated nodes are right on each
+    models: Callable[[], Any] | None = None  # None in a record that comes from a checkpoint
+
+    def params(self) -> Any:
+        """The models of all nodes as they are now, a pytree of arrays `[nodes, ...]`; copied when asked for."""
+        if self.models is None:
+            raise ValueError(f"the models of round {self.round} are gone: this record was restored from a checkpoint")
+        return self.models()
+
+    def __repr__(self) -> str:
+        least, mean, most = (
+            f"{value:.4f}" for value in (self.accuracy.min(), self.accuracy.mean(), self.accuracy.max())
+        )
+        return f"Record(round={self.round}, accuracy={mean} ({least} to {most}))"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class History:
-    """Measurements at each evaluation, the first of them before training. t counts evaluations.
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class History(Measured):
+    """What was measured at each evaluation t, as `Measured` lists it; the first evaluation is before training.
 
-    With `simulate(seeds=...)` all arrays but `round` and `epoch` have the seeds on their first axis.
+    All arrays have t on their first axis and, with `simulate(seeds=...)`, all but `round` and `epoch` the seeds before
+    it. `extra["name"]` is `[t, eval_nodes, ...]`, or `[t, ...]` for `metrics.of_mean_model`.
     """
 
     round: np.ndarray  # [t] rounds run so far
     epoch: np.ndarray  # [t] the same in epochs
-    accuracy: np.ndarray  # [t, eval_nodes] on the test examples, in 0 .. 1
-    loss: np.ndarray  # [t, eval_nodes] mean test loss
-    train_loss: np.ndarray  # [t, nodes] mean loss of the mini-batches since the last evaluation; NaN at t = 0
-    consensus_distance: np.ndarray  # [t] sqrt( 1/n sum_i || theta_i - mean theta ||^2 ), over all nodes
-    mean_model_accuracy: np.ndarray  # [t] of the mean of all models, on the same test examples
-    nodes_right: np.ndarray  # [t, eval_examples] how many of the evaluated nodes are right on each
     eval_nodes: np.ndarray  # the nodes that were evaluated; all, unless simulate(eval_nodes=...) said otherwise
-    eval_examples: np.ndarray  # the test examples they were evaluated on; all, likewise
+    eval_examples: np.ndarray  # the examples they were evaluated on; all, likewise
 
     def __repr__(self) -> str:
         *seeds, evaluations, nodes = self.accuracy.shape
@@ -59,7 +104,7 @@ class Result:
     topology: Topology | list[Topology]  # a list if there was one
     history: History
     params: Any  # pytree of arrays [nodes, ...], the models of all nodes
-    state: Any  # all that the next round would need; None if the result was loaded
+    state: State | None  # None if the result was loaded from a file without it
     provenance: dict[str, Any]  # what it takes to check and to repeat the run, as plain values
     interrupted: bool = False  # whether Ctrl-C ended the run before its time
 
@@ -107,34 +152,43 @@ class Result:
         several = history.accuracy.ndim == 3
         accuracy = history.accuracy if several else history.accuracy[None]
         evaluated = history.eval_nodes if several else history.eval_nodes[None]  # [seeds, nodes]
-        train_loss = history.train_loss.reshape(len(accuracy), len(history.round), -1)  # [seeds, t, nodes]
-        columns = {
+        shape = accuracy.shape
+        columns: dict[str, Any] = {
             "seed": np.reshape(self.provenance["seeds"], (-1, 1, 1)),
             "round": history.round[None, :, None],
             "epoch": history.epoch[None, :, None],
             "node": evaluated[:, None, :],
-            "accuracy": accuracy,
-            "loss": history.loss.reshape(accuracy.shape),
-            "train_loss": np.take_along_axis(train_loss, evaluated[:, None], 2),
-            "consensus_distance": history.consensus_distance.reshape(len(accuracy), -1, 1),
-            "mean_model_accuracy": history.mean_model_accuracy.reshape(len(accuracy), -1, 1),
         }
-        return pd.DataFrame({name: np.broadcast_to(values, accuracy.shape).ravel() for name, values in columns.items()})
+        for name, axes in MEASURED.items():
+            values = getattr(history, name).reshape(*shape[:2], -1)
+            if axes == ("nodes",):
+                values = np.take_along_axis(values, evaluated[:, None], 2)
+            if axes != ("eval_examples",):
+                columns[name] = values
+        for name, values in history.extra.items():
+            nodes = shape[2] if self.provenance["metrics"][name] == "nodes" else 1
+            columns |= _columns(name, values.reshape(*shape[:2], nodes, -1))
+        return pd.DataFrame({name: np.broadcast_to(values, shape).ravel() for name, values in columns.items()})
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, state: bool = False) -> None:
         """Writes history, parameters, topology and provenance to one NumPy `.npz` file, whole or not at all.
 
         Arrays are named `history/...`, `params/...` (by their place in the pytree) and `topology/0/...`; `about` and
         `checksums` are JSON. `Result.load` reads them, and `numpy.load` without pickle. bfloat16 is saved as float32.
+
+        Args:
+          path: the file.
+          state: whether to save what the algorithm remembers, too, so that `simulate(init=...)` can continue the run.
         """
-        arrays = {f"history/{name}": np.asarray(value) for name, value in vars(self.history).items()}
-        for place, leaf in jax.tree_util.tree_leaves_with_path(self.params):
-            names = [jax.tree_util.keystr((part,), simple=True) for part in place]
-            if any("/" in name for name in names):
-                raise ValueError(f"parameters are saved by their names, in which '/' cannot stand: {names}")
-            array = np.asarray(leaf)
-            # NumPy's files know no bfloat16.
-            arrays["/".join(["params", *names])] = array.astype(np.float32) if array.dtype.kind == "V" else array
+        arrays = {f"history/{name}": np.asarray(value) for name, value in vars(self.history).items() if name != "extra"}
+        arrays |= {f"history/extra/{name}": np.asarray(value) for name, value in self.history.extra.items()}
+        arrays |= named_leaves("params", self.params)
+        if state:
+            if self.state is None:
+                raise ValueError("this result was loaded from a file without state: pass state=False")
+            rest = self.state._asdict()
+            del rest["params"]
+            arrays |= named_leaves("state", rest)
         several = isinstance(self.topology, list)
         graphs = self.topology if isinstance(self.topology, list) else [self.topology]
         for number, graph in enumerate(graphs):
@@ -144,26 +198,20 @@ class Result:
         about = {"provenance": self.provenance, "topologies": [graph.name for graph in graphs], "several": several}
         about["interrupted"] = self.interrupted
         arrays["about"] = np.array(json.dumps(about))
-        _files.write_arrays(path, arrays)
+        files.write_arrays(path, arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Result":
-        """Reads what `save` wrote. Parameters come as nested dictionaries, named by their places; no state comes back.
+        """Reads what `save` wrote. Parameters and state come as nested dictionaries, named by their places.
 
         Nothing in the file can run code. A file that is not a saved result, or of which a bit has changed, is refused
         with a `ValueError`, as is one that holds more than the memory of this machine.
         """
         try:
-            arrays = _files.read_arrays(path)
+            arrays = files.read_arrays(path)
             about = json.loads(str(arrays.pop("about")))
-            provenance, names = dict(about["provenance"]), list(about["topologies"])
-            parts: dict[str, Any] = {}
-            for name, array in arrays.items():
-                *places, last = name.split("/")
-                within = parts
-                for place in places:
-                    within = within.setdefault(place, {})
-                within[last] = array
+            parts = _nested(arrays)
+            provenance = dict(about["provenance"])
             graphs = [
                 Topology(
                     num_nodes=int(provenance["num_nodes"]),
@@ -172,15 +220,52 @@ class Result:
                     gradient_edges=parts["topology"][str(number)].get("gradient_edges"),
                     name=str(name),
                 )
-                for number, name in enumerate(names)
+                for number, name in enumerate(about["topologies"])
             ]
+            params, state = parts.get("params", {}), None
+            if "state" in parts:
+                state = State(params=params, **({"algorithm": {}} | parts["state"]))
             topology = graphs if about["several"] else graphs[0]
-            history, interrupted = History(**parts["history"]), bool(about["interrupted"])
-            return cls(topology, history, parts.get("params", {}), None, provenance, interrupted)
+            return cls(topology, History(**parts["history"]), params, state, provenance, bool(about["interrupted"]))
         except (FileNotFoundError, PermissionError, IsADirectoryError):
             raise
         except Exception as error:  # whatever NumPy, zipfile and json raise for files that are not theirs
             raise ValueError(f"{os.fspath(path)} is not what Result.save writes, or it is corrupt: {error}") from error
+
+
+def named_leaves(prefix: str, tree: Any) -> dict[str, np.ndarray]:
+    """The leaves of a pytree by their places, `prefix/place/...`, as arrays that NumPy's files know.
+
+    Keys of random generators become their data, and bfloat16 float32.
+    """
+    arrays = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        names = [jax.tree_util.keystr((part,), simple=True) for part in path]
+        if any("/" in name for name in names):
+            raise ValueError(f"arrays are saved by their names, in which '/' cannot stand: {names}")
+        is_key = isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        array = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+        arrays["/".join([prefix, *names])] = array.astype(np.float32) if array.dtype.kind == "V" else array
+    return arrays
+
+
+def _nested(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Arrays named `a/b/c` as nested dictionaries."""
+    parts: dict[str, Any] = {}
+    for name, array in arrays.items():
+        *places, last = name.split("/")
+        within = parts
+        for place in places:
+            within = within.setdefault(place, {})
+        within[last] = array
+    return parts
+
+
+def _columns(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    """A metric `[seeds, t, nodes, entries]` as columns of a table: one for each entry of what it returns."""
+    if values.shape[3] == 1:
+        return {name: values[..., 0]}
+    return {f"{name}_{entry}": values[..., entry] for entry in range(values.shape[3])}
 
 
 def _shown(value: Any) -> str:

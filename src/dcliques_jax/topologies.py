@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from dcliques_jax import _checks, _html, wirings
+from dcliques_jax import _arrays, _checks, _html, _random, wirings
 from dcliques_jax import cliques as cliques_lib
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Topology:
         _check_connected(num_nodes, edges, self.name)
         if self.clique_ids is not None:
             ids = cliques_lib.check_clique_ids(self.clique_ids, num_nodes)
-            object.__setattr__(self, "clique_ids", _checks.frozen(ids))
+            object.__setattr__(self, "clique_ids", _arrays.frozen(ids))
         if self.gradient_edges is not None:
             gradient_edges = _ordered(num_nodes, "gradient_edges", self.gradient_edges)
             _check_gradient_edges(num_nodes, edges, gradient_edges, self.clique_ids)
@@ -54,7 +54,7 @@ class Topology:
         elif self.clique_ids is not None:
             raise ValueError("gradient_edges=None with clique_ids: give the edges inside cliques, as from_edges does")
 
-    __reduce__ = _checks.rebuilt
+    __reduce__ = _arrays.rebuilt
 
     @property
     def degrees(self) -> np.ndarray:
@@ -110,7 +110,7 @@ def from_edges(
     Topology('graph', num_nodes=3, edges=2)
     """
     num_nodes = _checks.integer("num_nodes", num_nodes, 1)
-    pairs = _checks.frozen(check_edges(num_nodes, edges))
+    pairs = _arrays.frozen(check_edges(num_nodes, edges))
     if clique_ids is None:
         return Topology(num_nodes, pairs, None, None, name)
     ids = cliques_lib.check_clique_ids(clique_ids, num_nodes)
@@ -137,7 +137,7 @@ def ring(num_nodes: int, *, seed: int = 0) -> Topology:
     np.int64(2)
     """
     num_nodes = _checks.integer("num_nodes", num_nodes, 1)
-    order = _checks.generator(seed).permutation(num_nodes)
+    order = _random.generator(seed).permutation(num_nodes)
     return _topology(num_nodes, np.stack([order, np.roll(order, -1)], axis=1), "ring")
 
 
@@ -148,7 +148,7 @@ def grid(rows: int, columns: int, *, seed: int = 0) -> Topology:
     Topology('grid', num_nodes=100, edges=180)
     """
     rows, columns = _checks.integer("rows", rows, 1), _checks.integer("columns", columns, 1)
-    places = _checks.generator(seed).permutation(rows * columns).reshape(rows, columns)
+    places = _random.generator(seed).permutation(rows * columns).reshape(rows, columns)
     across = np.stack([places[:, :-1], places[:, 1:]], axis=-1).reshape(-1, 2)
     down = np.stack([places[:-1], places[1:]], axis=-1).reshape(-1, 2)
     return _topology(rows * columns, np.concatenate([across, down]), "grid")
@@ -166,7 +166,7 @@ def fully_connected(num_nodes: int) -> Topology:
     smaller = np.repeat(nodes, nodes[::-1])
     larger = np.concatenate([nodes[node + 1 :] for node in nodes])
     edges = np.stack([smaller, larger], axis=1)  # in order: sorting them would take longer than all else
-    return Topology(num_nodes, _checks.frozen(edges), None, None, "fully connected")
+    return Topology(num_nodes, _arrays.frozen(edges), None, None, "fully connected")
 
 
 def random_regular(num_nodes: int, degree: int, *, seed: int = 0) -> Topology:
@@ -178,7 +178,7 @@ def random_regular(num_nodes: int, degree: int, *, seed: int = 0) -> Topology:
     num_nodes = _checks.integer("num_nodes", num_nodes, 1)
     degree = _checks.integer("degree", degree, 0, num_nodes - 1, "the number of other nodes")
     _check_even(num_nodes, degree)
-    rng = _checks.generator(seed)
+    rng = _random.generator(seed)
     for _ in range(1000):  # only graphs of degree 2 or less are disconnected at all often
         edges = _random_regular_edges(num_nodes, degree, rng)
         if _parts(num_nodes, edges)[0] == 1:
@@ -205,7 +205,7 @@ def diverse_random(label_distribution: npt.ArrayLike, degree: int = 10, *, seed:
     fewest = len(labels) - 1
     degree = _checks.integer("degree", degree, fewest, num_nodes - 1, "one edge at least to each other class")
     _check_even(num_nodes, degree)
-    rng = _checks.generator(seed)
+    rng = _random.generator(seed)
     of_class = [np.flatnonzero(classes == label) for label in labels]
     for _ in range(100):  # a small or dense graph may not come out at the first try
         matchings = [
@@ -259,7 +259,7 @@ def d_cliques(
         _check_wiring(inter, int(ids.max()) + 1)
     members = cliques_lib.members(ids)
     inside = np.concatenate([nodes[np.stack(np.triu_indices(len(nodes), 1), axis=1)] for nodes in members])
-    between = wirings.INTER[inter](members, _checks.generator(seed, 3))
+    between = wirings.INTER[inter](members, _random.generator(seed, 3))
     name = f"D-Cliques ({inter.replace('_', ' ')})"
     return _topology(len(p), np.concatenate([inside, between]), name, ids, inside)
 
@@ -278,7 +278,7 @@ def remove_intra_clique_edges(topology: Topology, per_clique: int, *, seed: int 
     if ids is None:
         raise ValueError(f"{topology!r} has no cliques to remove edges from")
     first, second = ids[topology.edges].T
-    rng = _checks.generator(seed)
+    rng = _random.generator(seed)
     kept = np.ones(len(topology.edges), bool)
     inside = np.flatnonzero(first == second)
     inside = inside[np.argsort(first[inside], kind="stable")]  # clique by clique
@@ -363,7 +363,7 @@ def _ordered(num_nodes: int, name: str, edges: npt.ArrayLike) -> np.ndarray:
                 f"{pairs[wrong[0] : wrong[0] + 2].tolist()} at {wrong[0]}: topologies.from_edges takes any order"
             )
         given = pairs
-    return _checks.read_only(given, np.int64)
+    return _arrays.read_only(given, np.int64)
 
 
 def _is_ordered(num_nodes: int, pairs: np.ndarray) -> bool:
@@ -431,8 +431,8 @@ def _topology(
 ) -> Topology:
     """A `Topology` of edges in any order; loops are left out."""
     if gradient_edges is not None:
-        gradient_edges = _checks.frozen(_in_order(num_nodes, gradient_edges))
-    return Topology(num_nodes, _checks.frozen(_in_order(num_nodes, edges)), clique_ids, gradient_edges, name)
+        gradient_edges = _arrays.frozen(_in_order(num_nodes, gradient_edges))
+    return Topology(num_nodes, _arrays.frozen(_in_order(num_nodes, edges)), clique_ids, gradient_edges, name)
 
 
 def _in_order(num_nodes: int, edges: np.ndarray) -> np.ndarray:

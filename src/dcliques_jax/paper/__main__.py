@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from dcliques_jax import _checks
-from dcliques_jax._plans import INITS
+from dcliques_jax._engine.fit import INITS
 from dcliques_jax.paper import EXPERIMENTS, SCALES, report, run
 from dcliques_jax.paper.settings import TASKS
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dcliques_jax import _checks, _files
+from dcliques_jax import _checks
+from dcliques_jax._store import files
 from dcliques_jax.datasets import Dataset
 from dcliques_jax.paper import figures
 from dcliques_jax.paper.claims import Curve, Verdict, judged
@@ -112,10 +113,10 @@ def run(
     parts = {label: {"folder": runs.folder(part).name} | runs.wanted(part) for label, part in _parts(name).items()}
     config = {"experiment": name, **runs.described(), "parts": parts}
     if not (folder / _CONFIG).exists():  # an interrupted run is reported, too, but hides none that was finished
-        _files.write_json(folder / _CONFIG, config)
+        files.write_json(folder / _CONFIG, config)
     for part in _parts(name).values():
         runs.measure(part)
-    _files.write_json(folder / _CONFIG, config)
+    files.write_json(folder / _CONFIG, config)
     return _outcome(name, runs)
 
 
@@ -128,13 +129,13 @@ def report(out: str | os.PathLike[str]) -> list[Outcome]:
     outcomes = []
     for name, path in configs.items():
         try:
-            config = _files.read_json(path)
+            config = files.read_json(path)
         except ValueError as error:
             raise ValueError(f"{path} is corrupt ({error}): remove it and run {name} again") from error
         told = {name: config[name] for name in ("seeds", "first_seed", "init", "until")}
         runs = Runs(folder, Scale(**config["scale"]), **told)
         outcomes.append(_outcome(name, runs))
-    with _files.replacing(folder / "report.md") as file:
+    with files.replacing(folder / "report.md") as file:
         file.write("\n".join(outcome.markdown() for outcome in outcomes).encode())
     return outcomes
 
@@ -155,7 +156,7 @@ def _outcome(name: str, runs: Runs) -> Outcome:
         import matplotlib.pyplot as plt
 
         for kind in ("png", "svg"):
-            with _files.replacing(folder / f"figure.{kind}") as file:
+            with files.replacing(folder / f"figure.{kind}") as file:
                 figure.savefig(file, format=kind, dpi=90)
         plt.close(figure)
     if isinstance(experiment, Experiment):
@@ -180,5 +181,5 @@ def _write_summary(path: pathlib.Path, results: Mapping[str, Result]) -> None:
             ):
                 numbers = [f"{value:.5f}" for value in (nodes.mean(), nodes.min(), nodes.max(), distance)]
                 rows.writerow([label, seed, f"{epoch:g}", *numbers])
-    with _files.replacing(path) as file:
+    with files.replacing(path) as file:
         file.write(text.getvalue().encode())

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dcliques_jax import _checks, _files, cliques, models
-from dcliques_jax._provenance import surroundings, versions
-from dcliques_jax._simulate import evaluate_on_all, simulate
+from dcliques_jax import _arrays, _checks, cliques
+from dcliques_jax._simulate import prepare, simulate
+from dcliques_jax._store import files
+from dcliques_jax._store.provenance import surroundings, versions
 from dcliques_jax.datasets import Dataset
 from dcliques_jax.paper.settings import CLIQUE_SIZE, TASKS, Setting
 from dcliques_jax.results import Result
@@ -84,7 +85,7 @@ class Runs:
     def folder(self, part: Setting | SkewStudy) -> pathlib.Path:
         """Where a part is kept; parts that differ in anything are kept apart."""
         wanted = self.wanted(part)
-        return self.out / "runs" / f"{part.name}-{_checks.checksum(json.dumps(wanted, sort_keys=True).encode())[:8]}"
+        return self.out / "runs" / f"{part.name}-{_arrays.checksum(json.dumps(wanted, sort_keys=True).encode())[:8]}"
 
     def wanted(self, part: Setting | SkewStudy) -> dict[str, Any]:
         """All that determines a part, as plain values."""
@@ -110,7 +111,7 @@ class Runs:
         if isinstance(part, Setting):
             return Result.load(path)
         try:
-            return _files.read_arrays(path)["skew"]
+            return files.read_arrays(path)["skew"]
         except Exception as error:  # whatever NumPy and zipfile raise for files that are not theirs
             raise ValueError(f"{path} is corrupt ({error}): remove it to measure again") from error
 
@@ -151,7 +152,7 @@ class Runs:
         ]
         folder = self.folder(study)
         folder.mkdir(parents=True, exist_ok=True)
-        _files.write_arrays(folder / "measured.npz", {"skew": np.stack(skews)})
+        files.write_arrays(folder / "measured.npz", {"skew": np.stack(skews)})
         return np.stack(skews)
 
     def _train(self, setting: Setting, last: int, seconds_before: float) -> Result:
@@ -160,17 +161,17 @@ class Runs:
         data = [setting.data(dataset, seed) for seed in self.seeds]
         graphs = [setting.graph(d.label_distribution, seed) for d, seed in zip(data, self.seeds, strict=True)]
         model = TASKS[setting.task].model(dataset.num_classes)
+        trained = {"model": model, "algorithm": setting.algorithm(), "batch_size": wanted["batch_size"]}
+        trained["on_nonfinite"] = "warn"  # what diverges is a result, too
         started = time.monotonic()
         result = simulate(
             graphs,
             data,
-            model=model,
-            algorithm=setting.algorithm(),
-            **{name: wanted[name] for name in ("epochs", "batch_size", "eval_every", "eval_nodes", "eval_examples")},
+            **trained,
+            **{name: wanted[name] for name in ("epochs", "eval_every", "eval_nodes", "eval_examples")},
             init=self.init,
             seeds=self.seeds,
             on_evaluation=lambda record: record.epoch >= last,
-            on_nonfinite="warn",  # what diverges is a result, too
             checkpoint_dir=folder / "checkpoint",
             progress=self.progress,
         )
@@ -178,7 +179,10 @@ class Runs:
             raise KeyboardInterrupt
         finished = result.history.epoch[-1] >= wanted["epochs"]
         if finished:
-            self._evaluate_on_all(models.as_model(model), result, dataset, folder)
+            # On all test examples, whatever was evaluated on the way; seeds first.
+            final = prepare(graphs, data, **trained, init=result.state, seeds=self.seeds).evaluate()
+            measured = {name: getattr(final, name) for name in ("accuracy", "mean_model_accuracy", "nodes_right")}
+            files.write_arrays(folder / "final.npz", measured)
         seconds = seconds_before + time.monotonic() - started
         # Models are in the checkpoint while they are needed; of a finished run only what was measured is kept.
         kept = dataclasses.replace(
@@ -188,14 +192,6 @@ class Runs:
         if finished:
             shutil.rmtree(folder / "checkpoint")
         return kept
-
-    def _evaluate_on_all(self, model: models.Model, result: Result, dataset: Dataset, folder: pathlib.Path) -> None:
-        """Evaluates the last models on all test examples, and writes that to `final.npz`, seeds first."""
-        found = evaluate_on_all(model, result.params, dataset)
-        count = found.nodes_right.shape[1]
-        measured = {"accuracy": found.correct / count, "mean_model_accuracy": found.mean_model_correct / count}
-        measured["nodes_right"] = found.nodes_right
-        _files.write_arrays(folder / "final.npz", measured)
 
     def _eval_every(self, setting: Setting) -> int:
         if self.scale.eval_every is not None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 
-from dcliques_jax import _checks, algorithms, cliques, datasets, models, partitions, topologies
+from dcliques_jax import _random, algorithms, cliques, datasets, models, partitions, topologies
 from dcliques_jax.algorithms import Algorithm
 from dcliques_jax.datasets import Dataset
 from dcliques_jax.partitions import PartitionedDataset
@@ -89,7 +89,7 @@ class Setting(NamedTuple):
 def _balanced_iid(dataset: Dataset, num_nodes: int, seed: int) -> PartitionedDataset:
     """The examples of `one_class`, dealt out at random."""
     balanced = partitions.one_class(dataset, dataset.num_classes, seed=seed).indices.ravel()
-    return partitions.from_indices(dataset, np.array_split(_checks.generator(seed).permutation(balanced), num_nodes))
+    return partitions.from_indices(dataset, np.array_split(_random.generator(seed).permutation(balanced), num_nodes))
 
 
 def _grid(num_nodes: int, seed: int) -> Topology:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,32 +11,23 @@ import numpy.typing as npt
 import scipy.sparse
 
 from dcliques_jax import mixing
-from dcliques_jax._devices import AXIS, is_weights
-from dcliques_jax._placements import Placement, turns
-
-
-class _OnDevices(mixing.Weights):
-    """Weights between the places of several devices, which keep their order."""
-
-    def reordered(self, order: np.ndarray) -> Self:
-        """Raises a `ValueError`."""
-        raise ValueError(
-            f"{type(self).__name__} weights belong to the places of devices: reorder those they were made of"
-        )
+from dcliques_jax._mesh.placement import Placement, occurrences
+from dcliques_jax._mesh.transfer import AXIS
+from dcliques_jax._mixing.forms import flat, gossip, rows_of
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Halo(_OnDevices):
+class ShardedNeighbours(mixing.Weights):
     """Lists of neighbours, some of which are on other devices: the halo of a device are the rows it is sent.
 
     Device d sends rows `sent[i]` to device d + shifts[i], all devices at a time. Halos lie behind a device's own rows,
     shift by shift. Shifts by which no row is read are left out; the others are as long as their longest.
     """
 
-    neighbours: npt.ArrayLike  # [places, most] rows of a device and its halo
-    values: npt.ArrayLike  # [places, most] weight of each neighbour, 0 in the padding
-    sent: tuple[npt.ArrayLike, ...]  # for every shift [devices * rows], the places on a device that it sends
+    neighbours: npt.ArrayLike  # [slots, width] rows of a device and its halo
+    values: npt.ArrayLike  # [slots, width] weight of each neighbour, 0 in the padding
+    sent: tuple[npt.ArrayLike, ...]  # for every shift [devices * rows], the slots on a device that it sends
     shifts: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     num_devices: int = dataclasses.field(metadata={"static": True})
 
@@ -47,20 +38,20 @@ class Halo(_OnDevices):
 
     def apply(self, x: jax.Array) -> jax.Array:
         """Computes x_i + sum_j w_ij (x_j - x_i), with sums in the same order as on one device."""
-        rows = mixing.flat(x)
+        rows = flat(x)
         halos = [
             jax.lax.ppermute(
-                mixing.rows_of(rows, jnp.asarray(sent)),
+                rows_of(rows, jnp.asarray(sent)),
                 AXIS,
                 [(device, (device + shift) % self.num_devices) for device in range(self.num_devices)],
             )
             for sent, shift in zip(self.sent, self.shifts, strict=True)
         ]
         values, table = jnp.asarray(self.values, x.dtype), jnp.concatenate([rows, *halos])
-        return mixing.gossip(jnp.asarray(self.neighbours), values, table).reshape(x.shape)
+        return gossip(jnp.asarray(self.neighbours), values, table).reshape(x.shape)
 
     def to_sparse(self) -> scipy.sparse.csr_array:
-        """The matrix between all places."""
+        """The matrix between all slots."""
         per_device = self.num_nodes // self.num_devices
         rows = np.arange(self.num_nodes).reshape(self.num_devices, per_device)
         tables = [rows]
@@ -75,10 +66,10 @@ class Halo(_OnDevices):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Everyone(_OnDevices):
+class GlobalMean(mixing.Weights):
     """The average over all nodes on all devices."""
 
-    shares: npt.ArrayLike  # [places] one over the number of nodes, 0 where there is none
+    shares: npt.ArrayLike  # [slots] one over the number of nodes, 0 where there is none
 
     @property
     def num_nodes(self) -> int:  # type: ignore[override]
@@ -87,45 +78,33 @@ class Everyone(_OnDevices):
 
     def apply(self, x: jax.Array) -> jax.Array:
         """One sum over devices of one row each."""
-        rows = mixing.flat(x)
+        rows = flat(x)
         shares = jnp.asarray(self.shares, x.dtype)[:, None]
         mean = jax.lax.psum((shares * rows).sum(axis=0, keepdims=True), AXIS)
         return jnp.broadcast_to(mean, rows.shape).reshape(x.shape)
 
     def to_sparse(self) -> scipy.sparse.csr_array:
-        """The matrix between all places."""
+        """The matrix between all slots."""
         return scipy.sparse.csr_array(np.tile(np.asarray(self.shares), (self.num_nodes, 1)))
 
 
 def moved_rows(weights: mixing.Weights, num_devices: int) -> int:
     """Rows that leave a device in one multiplication, of all devices together."""
-    if isinstance(weights, Halo):
+    if isinstance(weights, ShardedNeighbours):
         return sum(np.size(rows) for rows in weights.sent)
-    return num_devices if isinstance(weights, Everyone) and num_devices > 1 else 0
+    return num_devices if isinstance(weights, GlobalMean) and num_devices > 1 else 0
 
 
-def distributed(trees: Sequence[Any], placements: Sequence[Placement]) -> list[Any]:
-    """Pytrees of equal structure, one for each run, with the weights in them in forms for several devices.
-
-    The weights are between places, those of different runs alike (see `mixing.alike`).
-    """
-    flattened = [jax.tree.flatten(tree, is_leaf=is_weights) for tree in trees]
-    columns = [
-        _distributed(column, placements) if is_weights(column[0]) else column
-        for column in zip(*(leaves for leaves, _ in flattened), strict=True)
-    ]
-    return [jax.tree.unflatten(flattened[0][1], leaves) for leaves in zip(*columns, strict=True)]
-
-
-def _distributed(weights: Sequence[Any], placements: Sequence[Placement]) -> Sequence[mixing.Weights]:
+def distributed(weights: Sequence[Any], placements: Sequence[Placement]) -> Sequence[mixing.Weights]:
+    """Weights between slots, one for each run and all of one form, in a form for several devices."""
     if isinstance(weights[0], mixing.Identity):
         return [mixing.Identity(placements[0].per_device)] * len(weights)
     if isinstance(weights[0], mixing.Neighbours):
         return _halos(weights, placements[0].num_devices)
-    if isinstance(weights[0], mixing.Groups) and len(np.asarray(weights[0].members)) == 1:
+    if isinstance(weights[0], mixing.GroupMean) and len(np.asarray(weights[0].members)) == 1:
         sizes = [np.count_nonzero(placement.order >= 0) for placement in placements]
-        return [Everyone((p.order >= 0) / size) for p, size in zip(placements, sizes, strict=True)]
-    if isinstance(weights[0], mixing.Groups):
+        return [GlobalMean((p.order >= 0) / size) for p, size in zip(placements, sizes, strict=True)]
+    if isinstance(weights[0], mixing.GroupMean):
         return _local_groups(weights, placements[0])
     raise ValueError(
         f"{type(weights[0]).__name__} weights multiply all models with each other, which devices do not share: pass a "
@@ -133,7 +112,7 @@ def _distributed(weights: Sequence[Any], placements: Sequence[Placement]) -> Seq
     )
 
 
-def _halos(weights: Sequence[mixing.Neighbours], num_devices: int) -> list[Halo]:
+def _halos(weights: Sequence[mixing.Neighbours], num_devices: int) -> list[ShardedNeighbours]:
     per_device = weights[0].num_nodes // num_devices
     read = [_reads(np.asarray(matrix.neighbours), per_device, num_devices) for matrix in weights]
     # [runs, shifts, devices] rows that a device sends; the longest of all runs and devices counts
@@ -147,7 +126,7 @@ def _halos(weights: Sequence[mixing.Neighbours], num_devices: int) -> list[Halo]
 class _Reads(NamedTuple):
     """Rows that are read on other devices, each once for every shift."""
 
-    remote: np.ndarray  # [places, most] which neighbours are on other devices
+    remote: np.ndarray  # [slots, width] which neighbours are on other devices
     codes: np.ndarray  # [reads] (shift * devices + sender) * per_device + row, in order
     which: np.ndarray  # [remote neighbours] the read of each
 
@@ -167,7 +146,7 @@ def _halo(
     starts: np.ndarray,
     shifts: tuple[int, ...],
     num_devices: int,
-) -> Halo:
+) -> ShardedNeighbours:
     per_device = matrix.num_nodes // num_devices
     pair, row = np.divmod(reads.codes, per_device)
     turn = np.arange(len(pair)) - np.searchsorted(pair, pair)  # in the list of its shift and sender
@@ -178,10 +157,10 @@ def _halo(
         of_shift = pair // num_devices == shift
         sent[shift][pair[of_shift] % num_devices, turn[of_shift]] = row[of_shift]
     rows = tuple(sent[shift].ravel() for shift in shifts)
-    return Halo(neighbours.astype(np.int32), matrix.values, rows, shifts, num_devices)
+    return ShardedNeighbours(neighbours.astype(np.int32), matrix.values, rows, shifts, num_devices)
 
 
-def _local_groups(weights: Sequence[mixing.Groups], placement: Placement) -> list[mixing.Groups]:
+def _local_groups(weights: Sequence[mixing.GroupMean], placement: Placement) -> list[mixing.GroupMean]:
     """The groups of every device, as many for each."""
     num_devices, per_device = placement.num_devices, placement.per_device
     owners = [np.asarray(matrix.members) // per_device for matrix in weights]
@@ -191,18 +170,18 @@ def _local_groups(weights: Sequence[mixing.Groups], placement: Placement) -> lis
                 f"group {spread.argmax()} of nodes whose values are averaged lies on several devices: use fewer "
                 "devices, or average over cliques"
             )
-    most = max(np.bincount(owner[:, 0], minlength=num_devices).max() for owner in owners)
-    return [_local(matrix, owner[:, 0], most, num_devices) for matrix, owner in zip(weights, owners, strict=True)]
+    width = max(np.bincount(owner[:, 0], minlength=num_devices).max() for owner in owners)
+    return [_local(matrix, owner[:, 0], width, num_devices) for matrix, owner in zip(weights, owners, strict=True)]
 
 
-def _local(matrix: mixing.Groups, owner: np.ndarray, most: int, num_devices: int) -> mixing.Groups:
+def _local(matrix: mixing.GroupMean, owner: np.ndarray, width: int, num_devices: int) -> mixing.GroupMean:
     members, shares, group = (np.asarray(part) for part in (matrix.members, matrix.shares, matrix.group))
     per_device = len(group) // num_devices
-    turn = turns(owner)  # of a group on its device
-    local = [np.zeros((num_devices, most, *part.shape[1:]), part.dtype) for part in (members, shares)]
+    turn = occurrences(owner)  # of a group on its device
+    local = [np.zeros((num_devices, width, *part.shape[1:]), part.dtype) for part in (members, shares)]
     local[0][owner, turn], local[1][owner, turn] = members % per_device, shares
-    members, shares = (part.reshape(num_devices * most, -1) for part in local)
-    # An empty place belongs to any group of its device: nothing that it holds counts.
+    members, shares = (part.reshape(num_devices * width, -1) for part in local)
+    # An empty slot belongs to any group of its device: nothing that it holds counts.
     at_home = owner[group] == np.arange(len(group)) // per_device
     grouped = np.where(at_home, turn[group], 0).astype(np.int32)
     return matrix.with_arrays(members, shares, grouped)  # numbers of a device, which are no groups of all nodes

@@ -6,16 +6,15 @@ import platform
 import re
 import subprocess
 import types
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from dcliques_jax._checks import checksum
-from dcliques_jax._devices import is_key
-from dcliques_jax._plans import Parts, Plan, Run
-from dcliques_jax._programs import SimulationState
-from dcliques_jax.algorithms import Algorithm
+from dcliques_jax._arrays import checksum
+from dcliques_jax._engine.plan import Plan, Recipe, Run, Schedule
+from dcliques_jax._mesh.transfer import is_key
+from dcliques_jax.algorithms import Algorithm, Network
+from dcliques_jax.results import State
 
 _PACKAGES = ("dcliques_jax", "jax", "jaxlib", "flax", "optax", "numpy")
 _COMPILERS = ("dcliques_jax", "jax", "jaxlib")  # may change the bits of one program; flax and optax only write it
@@ -36,7 +35,7 @@ _OPTAX_PLUMBING = ("chain", "with_extra_args_support")  # that build nothing of 
 _MEASURED = {"evaluated_nodes": "nodes", "evaluated_examples": "examples"}
 
 
-def provenance(runs: list[Run], plan: Plan, parts: Parts, program: str) -> dict[str, Any]:
+def provenance(runs: list[Run], plan: Plan, schedule: Schedule, recipe: Recipe, program: str) -> dict[str, Any]:
     """What determines the numbers of some runs, bit for bit. Plain values only."""
     graphs, data = [run.topology for run in runs], runs[0].data.dataset
     return {
@@ -46,33 +45,40 @@ def provenance(runs: list[Run], plan: Plan, parts: Parts, program: str) -> dict[
         "dataset": data.name,
         "dataset_checksum": data.checksum,
         "partition_checksum": checksum(*(a for run in runs for a in (run.data.indices, run.data.sizes))),
-        "model": parts.model_name,
-        "algorithm": described(parts.algorithm),
-        "loss": described(parts.loss_fn),
-        "init": parts.init if isinstance(parts.init, str) else f"given, {checksum(*jax.tree.leaves(parts.init))}",
+        "model": recipe.model_name,
+        "algorithm": described(recipe.algorithm),
+        "loss": described(recipe.loss_fn),
+        "init": recipe.init if isinstance(recipe.init, str) else f"given, {checksum(*_plain_leaves(recipe.init))}",
         "program": program,  # a checksum of the model, the algorithm and the loss as compiled
-        **plan.asked,
+        **schedule.requested,
         "batch_size": plan.batch_size,
         "rounds_per_epoch": plan.rounds_per_epoch,
         "eval_nodes": plan.eval_nodes,
         "eval_examples": plan.eval_examples,
+        "evaluate_on": plan.evaluate_on,
+        "metrics": {name: "mean model" if m.of_mean_model else "nodes" for name, m in recipe.metrics.items()},
         "seeds": [run.seed for run in runs],
         "device": jax.default_backend(),
         "versions": versions(),
     }
 
 
-def identity(about: dict[str, Any], runs: list[Run], plan: Plan, starts: Sequence[SimulationState]) -> dict[str, Any]:
-    """What a checkpoint is recognised by: the provenance of its runs, what is measured and the state before them.
+def identity(
+    about: dict[str, Any], runs: list[Run], plan: Plan, networks: list[Network], starts: list[State]
+) -> dict[str, Any]:
+    """What a checkpoint is recognised by: provenance, what is measured, the networks and the states before all rounds.
 
     Matrices, initial models and numbers that an optimiser keeps in its state are not part of the program.
     """
-    leaves = [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in jax.tree.leaves(starts)]
     return about | {
         "evaluated_nodes": checksum(*map(plan.nodes, runs)),
         "evaluated_examples": checksum(*map(plan.examples, runs)),
-        "start": checksum(*leaves),
+        "start": checksum(*_plain_leaves((networks, starts))),
     }
+
+
+def _plain_leaves(tree: Any) -> list[Any]:
+    return [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in jax.tree.leaves(tree)]
 
 
 def differences(was: dict[str, Any], now: dict[str, Any]) -> str:
@@ -105,9 +111,8 @@ def described(value: Any, within: tuple[int, ...] = ()) -> str:
         return repr(value)
     if isinstance(value, functools.partial):
         return described(value.func, within)
-    if isinstance(value, Algorithm):  # `init` knows all arguments of `dsgd`, but others may have borrowed it
-        by_init, by_step = (described(function, within) for function in (value.init, value.step))
-        return by_init if by_init.partition("(")[0] == by_step.partition("(")[0] else by_step
+    if isinstance(value, Algorithm):
+        return described(value.step, within)
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a transformation of optax
         return described(getattr(value, "update", value[0]), within)
     if isinstance(value, (tuple, list)):

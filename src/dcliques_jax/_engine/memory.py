@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from dcliques_jax._plans import Parts, Run
+from dcliques_jax._engine.plan import Run
+from dcliques_jax.algorithms import Network
 
 _SHARE = 0.9  # of all memory that a run may take; the rest is for the system, the data set on the host and Python
 
@@ -24,15 +25,15 @@ class Forecast(NamedTuple):
         return sum(self)
 
 
-def forecast(run: Run, parts: Parts, state: Any) -> Forecast:
-    """The memory of a run whose algorithm keeps a state of these shapes."""
+def forecast(run: Run, params: Any, state: Any, network: Network) -> Forecast:
+    """The memory of a run: one node's parameters and the algorithm's state have these shapes."""
     data, dataset = run.data, run.data.dataset
-    node = num_bytes(jax.eval_shape(parts.model.init, jax.random.key(0), dataset.train_inputs[:1]))
+    node = num_bytes(params)
     inputs = dataset.train_inputs.size * (1 if dataset.byte_scale else dataset.train_inputs.itemsize)
     lists = 2 * 4 * data.indices.size
     return Forecast(
         models=node * data.num_nodes,
-        state=num_bytes(state),
+        state=num_bytes((state, network)),
         work=2 * node * data.num_nodes,
         examples=inputs + 4 * len(dataset.train_labels) + lists,
     )

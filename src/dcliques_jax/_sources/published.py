@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dcliques_jax import _tfds
+from dcliques_jax._sources import tfds
 
 MNIST_MD5 = {
     "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -43,12 +43,12 @@ CIFAR10_BYTES_MD5 = "b6210169ef9681aaf316a55b4c99253a"
 _RECORD = 1 + 3 * 32 * 32  # bytes of a label and an image of CIFAR-10
 
 
-def mnist(data_dir: str | os.PathLike[str] | None) -> _tfds.Arrays:
+def mnist(data_dir: str | os.PathLike[str] | None) -> tfds.Arrays:
     """All images of MNIST, in the order of the files."""
     return _load("MNIST", data_dir, {"mnist": MNIST_MD5}, _read_mnist, "mnist", MNIST_BYTES_MD5)
 
 
-def cifar10(data_dir: str | os.PathLike[str] | None) -> _tfds.Arrays:
+def cifar10(data_dir: str | os.PathLike[str] | None) -> tfds.Arrays:
     """All images of CIFAR-10, in the order of the files."""
     choices = {"cifar-10-batches-bin": CIFAR10_BIN_MD5, "cifar-10-batches-py": CIFAR10_PY_MD5}
     return _load("CIFAR-10", data_dir, choices, _read_cifar10, "cifar10", CIFAR10_BYTES_MD5)
@@ -58,15 +58,15 @@ def _load(
     title: str,
     data_dir: str | os.PathLike[str] | None,
     choices: Mapping[str, Mapping[str, str]],
-    read: Callable[[Mapping[str, bytes]], _tfds.Arrays],
+    read: Callable[[Mapping[str, bytes]], tfds.Arrays],
     name: str,
     md5: str,
-) -> _tfds.Arrays:
+) -> tfds.Arrays:
     """What the published files hold, in their order: from the files, or from what tfds has prepared of them."""
     if folder := data_dir or os.environ.get("DCLIQUES_DATA_DIR"):
         return read(_contents(title, folder, choices))
     try:
-        return _tfds.load_in_file_order(name, md5)
+        return tfds.load_in_file_order(name, md5)
     except (ImportError, OSError) as error:
         raise FileNotFoundError(
             f"{title} needs its published files, and no data_dir was given. {_advice(choices)}. Nor can it come from "
@@ -108,17 +108,17 @@ def verified(path: pathlib.Path, md5: str) -> bytes:
     return content
 
 
-def _read_mnist(files: Mapping[str, bytes]) -> _tfds.Arrays:
+def _read_mnist(files: Mapping[str, bytes]) -> tfds.Arrays:
     train_pixels, train_labels, test_pixels, test_labels = (read_idx(files[name]) for name in MNIST_MD5)
-    return _tfds.Arrays(train_pixels[..., None], train_labels, test_pixels[..., None], test_labels)
+    return tfds.Arrays(train_pixels[..., None], train_labels, test_pixels[..., None], test_labels)
 
 
-def _read_cifar10(files: Mapping[str, bytes]) -> _tfds.Arrays:
+def _read_cifar10(files: Mapping[str, bytes]) -> tfds.Arrays:
     batches = [(read_cifar_bin if name.endswith(".bin") else read_cifar_py)(files[name]) for name in files]
     # The last file is the test batch. A row is 3 planes of 32 x 32; flax wants channels last.
     images = [np.moveaxis(rows.reshape(-1, 3, 32, 32), 1, -1) for rows, _ in batches]
     labels = [labels for _, labels in batches]
-    return _tfds.Arrays(np.concatenate(images[:-1]), np.concatenate(labels[:-1]), images[-1], labels[-1])
+    return tfds.Arrays(np.concatenate(images[:-1]), np.concatenate(labels[:-1]), images[-1], labels[-1])
 
 
 def read_idx(content: bytes) -> np.ndarray:

@@ -5,8 +5,8 @@ it is the same object is no proof that it computes the same. So every run traces
 lowered program decides whether it has been compiled.
 
 Tracing and lowering take 0.3 s for logistic regression and 2 s for GN-LeNet. Functions of installed packages that close
-over plain values and over each other, such as those of `dsgd(optax.sgd(0.1))`, are spared it: `Parts` compares them by
-value.
+over plain values and over each other, such as those of `dsgd(optax.sgd(0.1))`, are spared it: `StructuralKey`
+compares them by value.
 """
 
 import collections
@@ -23,7 +23,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from dcliques_jax import _checks
+from dcliques_jax import _arrays
 
 _PLAIN = (type(None), type(...), bool, int, float, complex, str, bytes, np.dtype, np.generic, types.BuiltinFunctionType)
 # Packages whose functions, classes and modules nobody changes while a process runs.
@@ -68,8 +68,8 @@ _compiled: collections.OrderedDict[Hashable, jax.stages.Compiled] = collections.
 def lower(
     function: Callable[..., Any], parts: Any, *args: Any, donate: tuple[int, ...] = (), **options: Any
 ) -> Lowered:
-    """Lowers `function(parts, *args, **options)`; see `Parts`. `donate` are numbers of arguments in `args`."""
-    compared = Parts(parts)
+    """Lowers `function(parts, *args, **options)`; see `StructuralKey`. `donate` are numbers of arguments in `args`."""
+    compared = StructuralKey(parts)
     if compared.key is None:
         with fresh_traces():
             return _lowered(_jitted.__wrapped__(function, compared, donate, **options), *args)
@@ -79,7 +79,7 @@ def lower(
 def _lowered(jitted: Any, *args: Any) -> Lowered:
     stage = jitted.lower(*args)
     text = stage.as_text()
-    checksum = _checks.checksum(text.encode())
+    checksum = _arrays.checksum(text.encode())
     # The text knows neither the names in pytrees, nor their constants, nor arguments that are not used.
     key: Hashable = (checksum, stage.in_tree, stage.out_tree, str(stage.in_avals))
     try:
@@ -90,11 +90,11 @@ def _lowered(jitted: Any, *args: Any) -> Lowered:
 
 
 @functools.lru_cache(maxsize=_MOST_KEPT)
-def _jitted(function: Callable[..., Any], parts: "Parts", donate: tuple[int, ...], **options: Any) -> Any:
+def _jitted(function: Callable[..., Any], parts: "StructuralKey", donate: tuple[int, ...], **options: Any) -> Any:
     return jax.jit(functools.partial(function, parts.value, **options), donate_argnums=donate)
 
 
-class Parts:
+class StructuralKey:
     """What a program is built from, functions and numbers; equal to others that were built alike.
 
     `key` is None where that cannot be told by value.
@@ -107,7 +107,7 @@ class Parts:
             self.key = _key(value, ())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Parts) and (self is other if self.key is None else self.key == other.key)
+        return isinstance(other, StructuralKey) and (self is other if self.key is None else self.key == other.key)
 
     def __hash__(self) -> int:
         return hash(self.key)

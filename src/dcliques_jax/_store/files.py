@@ -12,7 +12,7 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from dcliques_jax._checks import checksum
+from dcliques_jax._arrays import checksum
 
 _TABLE = "checksums"  # the array that tells type, shape and checksum of all others, as JSON
 _TABLE_BYTES = 2**26  # most that it may take

@@ -19,13 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dcliques_jax import _files
-from dcliques_jax._devices import of_first_process
-from dcliques_jax._losses import Losses
-from dcliques_jax._plans import Plan
-from dcliques_jax._programs import SimulationState
-from dcliques_jax._provenance import differences
-from dcliques_jax.results import Record
+from dcliques_jax._engine.losses import Losses
+from dcliques_jax._engine.plan import Schedule
+from dcliques_jax._mesh.transfer import of_first_process
+from dcliques_jax._store import files
+from dcliques_jax._store.provenance import differences
+from dcliques_jax.results import MEASURED, Record, State
 
 _NAME, _LOCK, _PREFIX = "run.json", "lock", "round_"
 _KEPT = 2  # checkpoints: the last, and one to go on from if the disk has spoilt it
@@ -74,7 +73,7 @@ class Checkpoints:
         """Whether the last save is long enough ago, by the clock of the first process: all must save at once."""
         return self.directory is not None and bool(of_first_process(time.monotonic() >= self._next_save))
 
-    def save(self, state: SimulationState, records: list[Record], losses: Losses) -> None:
+    def save(self, state: State, records: list[Record], losses: Losses) -> None:
         """Saves all that is needed to go on. If that fails, warns and keeps the last checkpoint."""
         number = losses.round
         if self.directory is None or number in self._kept or jax.process_index() > 0:  # the first process writes
@@ -93,15 +92,17 @@ class Checkpoints:
         ended = time.monotonic()
         self._next_save = ended + _SPACING * (ended - started)
 
-    def _write(self, number: int, state: SimulationState, records: list[Record], losses: Losses) -> None:
+    def _write(self, number: int, state: State, records: list[Record], losses: Losses) -> None:
         assert self.directory is not None
         arrays = {f"state/{index}": _plain(leaf) for index, leaf in enumerate(jax.tree.leaves(state))}
-        for name in Record._fields:
+        for name in ("round", "epoch", *MEASURED):
             arrays[f"history/{name}"] = np.stack([getattr(record, name) for record in records])
+        for name in records[0].extra if records else ():
+            arrays[f"extra/{name}"] = np.stack([record.extra[name] for record in records])
         arrays |= {f"losses/{name}": np.asarray(value) for name, value in losses._asdict().items()}
         arrays["identity"] = np.array(json.dumps(self._identity))
         self.directory.mkdir(exist_ok=True)
-        _files.write_arrays(self._path(number), arrays, compressed=False)
+        files.write_arrays(self._path(number), arrays, compressed=False)
         self._kept = [*self._kept, number][-_KEPT:]
         kept = [self._path(number) for number in self._kept]
         for path in self.directory.iterdir():  # older ones, and what a killed process left of one
@@ -109,27 +110,26 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
 
     def restore(
-        self, identity: dict[str, Any], starts: list[SimulationState], plan: Plan
-    ) -> tuple[list[SimulationState], list[Record], Losses]:
-        """What was saved last; the given states, no records and no losses if nothing was.
+        self, identity: Callable[[], dict[str, Any]], starts: list[State], schedule: Schedule, rounds_per_epoch: int
+    ) -> tuple[list[State], list[Record], Losses] | None:
+        """What was saved last; None if nothing was. `starts` are the states before the first round.
 
-        Raises a `ValueError` if it is of a run of another identity, or later than the end of the plan.
+        Raises a `ValueError` if it is of a run of another identity, or later than the end of the schedule.
         """
-        nothing = Losses.after(0, len(starts), len(starts[0].order))
         if self.directory is None:
-            return starts, [], nothing
-        self._identity = json.loads(json.dumps(identity))  # as it is read back
+            return None
+        self._identity = json.loads(json.dumps(identity()))  # as it is read back
         found = _by_first_process(self._newest)
         number = of_first_process(-1 if found is None else found[0])
         if number < 0:
-            return starts, [], nothing
-        arrays = found[1] if found else _files.read_arrays(self._path(number))
+            return None
+        arrays = found[1] if found else files.read_arrays(self._path(number))
         if told := differences(json.loads(str(arrays["identity"])), self._identity):
             raise ValueError(f"{self.directory} holds checkpoints of another run: {told}")
-        if number > plan.evaluated[-1]:
+        if number > schedule.evaluated[-1]:
             raise ValueError(
-                f"the run in {self.directory} is at round {number}, further than the {plan.evaluated[-1]} that were "
-                f"asked for: pass extend={plan.extension(number)}"
+                f"the run in {self.directory} is at round {number}, further than the {schedule.evaluated[-1]} that "
+                f"were requested: pass extend={schedule.extension(number, rounds_per_epoch)}"
             )
         self._kept = [number]
         leaves, structure = jax.tree.flatten(starts[0])
@@ -138,8 +138,17 @@ class Checkpoints:
             jax.tree.unflatten(structure, [_like(array[run], leaf) for array, leaf in zip(saved, leaves, strict=True)])
             for run in range(len(starts))
         ]
-        columns = [arrays[f"history/{name}"] for name in Record._fields]
-        records = [Record(int(at), float(epoch), *rest) for at, epoch, *rest in zip(*columns, strict=True)]
+        columns = {name: arrays[f"history/{name}"] for name in MEASURED}
+        extra = {name.removeprefix("extra/"): values for name, values in arrays.items() if name.startswith("extra/")}
+        records = [
+            Record(
+                round=int(at),
+                epoch=float(arrays["history/epoch"][t]),
+                extra={name: values[t] for name, values in extra.items()},
+                **{name: values[t] for name, values in columns.items()},
+            )
+            for t, at in enumerate(arrays["history/round"])
+        ]
         losses = Losses(number, arrays["losses/sums"], arrays["losses/counts"])
         return runs, records, losses
 
@@ -150,7 +159,7 @@ class Checkpoints:
         bad: list[str] = []
         for number in sorted((int(name) for name in names if name.isdecimal()), reverse=True):
             try:
-                found = number, _files.read_arrays(self._path(number))
+                found = number, files.read_arrays(self._path(number))
             except Exception as error:  # whatever NumPy, zipfile and the system raise for files that they cannot read
                 bad.append(f"{self._path(number)} is corrupt or cannot be read ({error})")
                 continue
@@ -203,7 +212,7 @@ def _locked(directory: pathlib.Path) -> Iterator[None]:
             (directory / _LOCK).touch()
             # Without a buffer: nothing is left to write, and to fail, when it is closed.
             file = stack.enter_context((directory / _LOCK).open("r+b", buffering=0))
-            taken = _files.try_lock(file)
+            taken = files.try_lock(file)
         except OSError as error:  # a folder that cannot be written to, or a file system without locks
             told = f"{directory} cannot be locked ({error}): let no other process use it meanwhile"
             warnings.warn(told, RuntimeWarning, stacklevel=9)
@@ -223,10 +232,10 @@ def _remembered(directory: pathlib.Path, new: dict[str, Any]) -> dict[str, Any]:
     """What a folder says of itself; a new folder is told it first."""
     path = directory / _NAME
     if not path.exists():
-        _files.write_json(path, new)
+        files.write_json(path, new)
         return new
     try:
-        found = _files.read_json(path)
+        found = files.read_json(path)
         if found.keys() >= new.keys():
             return found
     except ValueError:

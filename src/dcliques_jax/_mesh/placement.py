@@ -11,29 +11,29 @@ from dcliques_jax.topologies import Topology
 class Placement(NamedTuple):
     """Which node is stored where."""
 
-    order: np.ndarray  # [places] the node at each place, -1 where there is none; devices hold equal parts of them
+    order: np.ndarray  # [slots] the node in each slot, -1 where there is none; devices hold equal parts of them
     num_devices: int
 
     @property
     def per_device(self) -> int:
-        """Number of places of a device."""
+        """Number of slots of a device."""
         return len(self.order) // self.num_devices
 
     @property
-    def places(self) -> np.ndarray:
-        """The place of each node, `[nodes]`."""
+    def slots(self) -> np.ndarray:
+        """The slot of each node, `[nodes]`."""
         used = np.flatnonzero(self.order >= 0)
         return used[np.argsort(self.order[used])]
 
     def widened(self, per_device: int) -> "Placement":
-        """The same with more empty places."""
+        """The same with more empty slots."""
         parts = self.order.reshape(self.num_devices, -1)
         wider = np.pad(parts, ((0, 0), (0, per_device - self.per_device)), constant_values=-1)
         return Placement(wider.ravel(), self.num_devices)
 
     def cut(self, topology: Topology) -> int:
         """Number of edges between nodes on different devices."""
-        device = self.places // self.per_device
+        device = self.slots // self.per_device
         return int(np.count_nonzero(device[topology.edges[:, 0]] != device[topology.edges[:, 1]]))
 
 
@@ -66,10 +66,10 @@ def _placement(ids: np.ndarray, line: np.ndarray, num_devices: int) -> Placement
     return Placement(order.ravel(), num_devices)
 
 
-def turns(values: np.ndarray) -> np.ndarray:
+def occurrences(values: np.ndarray) -> np.ndarray:
     """How many equal values come before each.
 
-    >>> turns(np.array([3, 1, 3, 3]))
+    >>> occurrences(np.array([3, 1, 3, 3]))
     array([0, 0, 1, 2])
     """
     order = np.argsort(values, kind="stable")

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dcliques_jax import _checks, _files
+from dcliques_jax import _arrays
+from dcliques_jax._store import files
 
 _INSTALL = "pip install 'dcliques_jax[tfds]'"
 _SPLITS = ("train", "test")
@@ -90,7 +91,7 @@ def read_cache(path: pathlib.Path, key: bytes) -> Arrays:
                 found = str(stored["checksum"])
         except Exception as error:  # zipfile, zlib and NumPy fail on damaged files in a dozen ways
             raise ValueError(f"{path} is no cache of images, or damaged: {error!r}. Delete it.") from error
-    if found != _checks.checksum(key, *arrays):
+    if found != _arrays.checksum(key, *arrays):
         raise ValueError(f"{path} is damaged, or belongs to data that has changed since. Delete it.")
     return arrays
 
@@ -99,8 +100,8 @@ def write_cache(path: pathlib.Path, key: bytes, arrays: Arrays) -> None:
     """Keeps decoded arrays for the next time, where the folder can be written to; no reader sees half a file."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(exist_ok=True)
-        with _files.replacing(path) as file:
-            np.savez(file, allow_pickle=False, checksum=_checks.checksum(key, *arrays), **arrays._asdict())
+        with files.replacing(path) as file:
+            np.savez(file, allow_pickle=False, checksum=_arrays.checksum(key, *arrays), **arrays._asdict())
 
 
 def _imported(module: str, purpose: str) -> Any:

@@ -13,7 +13,7 @@ import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 
-def apart(function: Callable[..., Any]) -> Callable[..., Any]:
+def unfused(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function of arrays, computed from finished arguments into finished results.
 
     On CPUs it stays a call, since `jax.lax.optimization_barrier` is removed there before fusion (jax 0.10).

@@ -1,0 +1,235 @@
+"""What is measured of all models, a chunk of examples at a time.
+
+Chunks bound the memory of one node's model, and how long Ctrl-C must wait. None is padded: what couples examples, as
+batch statistics do, sees real ones only.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from dcliques_jax import metrics
+from dcliques_jax._engine import cache_key
+from dcliques_jax._engine.chunks import largest_result, over_nodes
+from dcliques_jax._engine.layout import EvaluatedSlots, Layout, evaluated_slots
+from dcliques_jax._engine.plan import Plan, evaluation_set
+from dcliques_jax._engine.program import IN_PARTS, REPLICATED, Carry, Params, on_devices, over_runs, replicated
+from dcliques_jax._mesh import transfer
+from dcliques_jax._mesh.transfer import AXIS
+from dcliques_jax.metrics import Metric
+
+_MOST_BYTES = 2**24  # of the largest intermediate result of evaluating one node
+_MOST_EXAMPLES = 1000  # at a time
+
+
+class Summary(NamedTuple):
+    """What is measured of parameters alone."""
+
+    consensus_distance: Any  # [runs]
+    finite: Any  # [runs, slots] whether all parameters of a node are finite
+    mean_model: Any  # [runs, ...] the mean of all models
+
+
+class OfChunk(NamedTuple):
+    """What is measured on a chunk of examples."""
+
+    right: Any  # [runs, evaluated slots] examples on which a model is right
+    loss: Any  # [runs, evaluated slots] sum of the losses
+    mean_model: Any  # ([runs], [runs]): the same of the mean model
+    nodes_right: Any  # [runs, chunk] how many of the evaluated nodes are right on each example
+    extra: Any  # (values, weights) by the names of metrics, [runs, evaluated slots, ...] or [runs, ...]
+
+
+class Functions(NamedTuple):
+    """What a chunk is measured with."""
+
+    apply: Any
+    loss_fn: Any
+    metrics: dict[str, Metric]
+
+
+def summarise(_: None, params: Params, nodes: jax.Array, *, mesh: Mesh | None) -> Summary:
+    """Measures parameters `[runs, slots, ...]`."""
+
+    def all_runs(params: Params, nodes: jax.Array) -> Summary:
+        def one_run(params: Params, nodes: jax.Array) -> Summary:
+            # Without a mesh no slot is empty, and a run is spared what that would cost.
+            where: Any = () if mesh is None else (nodes >= 0, AXIS)
+            distance, mean = metrics.consensus_distance(params, *where), metrics.mean_model(params, *where)
+            return Summary(distance, metrics.finite_nodes(params), mean)
+
+        return over_runs(one_run)(params, nodes)
+
+    in_specs = (jax.tree.map(lambda _: IN_PARTS, params), IN_PARTS)
+    out_specs = Summary(REPLICATED, IN_PARTS, jax.tree.map(lambda _: REPLICATED, params))
+    return replicated(on_devices(all_runs, mesh, in_specs, out_specs)(params, nodes), mesh)
+
+
+def measure(
+    functions: Functions,
+    params: Params,
+    mean_model: Params,
+    nodes: jax.Array,
+    evaluated: jax.Array | None,
+    chosen: jax.Array,
+    inputs: jax.Array,
+    labels: jax.Array,
+    *,
+    mesh: Mesh | None,
+) -> OfChunk:
+    """Evaluates all slots, or those `evaluated` `[runs, ..]` of each device, on the examples `chosen` of each run.
+
+    `evaluated` is -1 where a device has fewer than others, `nodes` is that of `Data`, `chosen` is `[runs, chunk]`.
+    """
+
+    def one_run(test: Any, params: Params, mean_model: Params, nodes: Any, evaluated: Any, chosen: Any) -> OfChunk:
+        inputs, labels = (array[chosen] for array in test)
+
+        def measured(params: Params, of_mean_model: bool) -> Any:
+            logits = functions.apply(params, inputs)
+            right, losses = metrics.predictions(logits) == labels, functions.loss_fn(logits, labels)
+            own = {name: m for name, m in functions.metrics.items() if m.of_mean_model == of_mean_model}
+            extra = {name: _weighted(metric, params, inputs, labels) for name, metric in own.items()}
+            return right.sum(), losses.sum(), right, extra
+
+        rows = params if evaluated is None else jax.tree.map(lambda leaf: leaf[evaluated], params)
+        count, loss, right, extra = over_nodes(lambda params: measured(params, False))(rows)
+        counted = nodes >= 0 if evaluated is None else evaluated >= 0
+        nodes_right = jnp.where(counted[:, None], right, False).sum(axis=0)
+        if mesh is not None:
+            nodes_right = jax.lax.psum(nodes_right, AXIS)
+        *of_mean, _, extra_of_mean = measured(mean_model, True)
+        return OfChunk(count, loss, tuple(of_mean), nodes_right, extra | extra_of_mean)
+
+    def all_runs(params: Params, mean_model: Params, nodes: Any, evaluated: Any, chosen: Any, test: Any) -> OfChunk:
+        return over_runs(functools.partial(one_run, test))(params, mean_model, nodes, evaluated, chosen)
+
+    everywhere = jax.tree.map(lambda _: REPLICATED, mean_model)
+    in_specs = (jax.tree.map(lambda _: IN_PARTS, params), everywhere, IN_PARTS, IN_PARTS, REPLICATED, REPLICATED)
+    of_metrics: Any = {name: REPLICATED if m.of_mean_model else IN_PARTS for name, m in functions.metrics.items()}
+    out_specs = OfChunk(IN_PARTS, IN_PARTS, REPLICATED, REPLICATED, of_metrics)
+    lifted = on_devices(all_runs, mesh, in_specs, out_specs)
+    return replicated(lifted(params, mean_model, nodes, evaluated, chosen, (inputs, labels)), mesh)
+
+
+def _weighted(metric: Metric, params: Params, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What a metric returns for one model, and the weights of what it returns in a mean over chunks."""
+    if metric.weighted:
+        return metric.fn(params, inputs, labels)
+    value = jnp.asarray(metric.fn(params, inputs, labels))
+    return value, jnp.full(value.shape, len(labels))
+
+
+class Evaluation:
+    """The evaluation of all runs of a layout, compiled when it is first called."""
+
+    def __init__(self, layout: Layout, plan: Plan, carry: Carry, nodes: jax.Array) -> None:
+        self._layout, self._nodes = layout, nodes
+        self._slots: EvaluatedSlots = evaluated_slots(layout, plan)
+        recipe, mesh = layout.recipe, layout.mesh
+        inputs, labels = evaluation_set(layout.runs[0].data.dataset, plan.evaluate_on)
+        needed, chosen = np.unique(np.stack([plan.examples(run) for run in layout.runs]), return_inverse=True)
+        self._chosen = chosen.reshape(len(layout.runs), -1).astype(np.int32)
+        self._test = tuple(transfer.put_replicated(array[needed], mesh) for array in (inputs, labels))
+        one_node = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), carry.params)
+        with cache_key.fresh_traces():
+            largest = largest_result(recipe.model.apply, one_node, inputs[:1])
+        most = int(np.clip(_MOST_BYTES // largest, 1, _MOST_EXAMPLES))
+        self._chunks = [self._chosen[:, a:b] for a, b in _chunks(self._chosen.shape[1], most)]
+        self._in_chunks = {name: metric for name, metric in recipe.metrics.items() if not metric.whole}
+        self._whole = {name: metric for name, metric in recipe.metrics.items() if metric.whole}
+        lowered = cache_key.lower(summarise, None, carry.params, nodes, mesh=mesh)
+        self._summarise = lowered.compile(mesh)
+        self._programs: dict[Any, Any] = {}
+        mean = jax.eval_shape(summarise, None, carry.params, nodes, mesh=mesh).mean_model
+        for size in {chunk.shape[1] for chunk in self._chunks}:
+            self._programs[size] = self._compiled(self._in_chunks, carry.params, mean, self._chosen[:, :size])
+        if self._whole:
+            self._programs["whole"] = self._compiled(self._whole, carry.params, mean, self._chosen)
+
+    def _compiled(self, chosen_metrics: dict[str, Metric], params: Params, mean: Params, chosen: np.ndarray) -> Any:
+        recipe, mesh = self._layout.recipe, self._layout.mesh
+        functions = Functions(recipe.model.apply, recipe.loss_fn, chosen_metrics)
+        others = (self._nodes, self._slots.chosen, chosen, *self._test)
+        lowered = cache_key.lower(measure, functions, params, mean, *others, mesh=mesh)
+        return lowered.compile(mesh)
+
+    def __call__(self, params: Params, interrupted: Callable[[], bool]) -> dict[str, Any] | None:
+        """Measures all models; None if it was interrupted. All that is returned has the runs first."""
+        summary: Summary = self._summarise(params, self._nodes)
+        found = []
+        for number, outcome in enumerate(self._measured(params, summary.mean_model)):
+            found.append(outcome)
+            last = number + 1 == len(self._chunks) + bool(self._whole)
+            if not last and transfer.of_first_process(interrupted()):
+                return None
+        chunks = found[: len(self._chunks)]
+        count = self._chosen.shape[1]
+        right, loss = (self._of_nodes(_total(c[field] for c in chunks)) for field in (0, 1))
+        mean_right, mean_loss = (_total(c.mean_model[part] for c in chunks) for part in (0, 1))
+        kind = chunks[0].loss.dtype
+        extra = {name: self._average([c.extra[name] for c in chunks], m) for name, m in self._in_chunks.items()}
+        extra |= {name: self._average([found[-1].extra[name]], m) for name, m in self._whole.items()}
+        return {
+            # Divided here: XLA multiplies with a rounded inverse, and 97 of 97 would not be 1.
+            "accuracy": (right / count).astype(np.float32),
+            "loss": _as_type(loss / count, kind),
+            "consensus_distance": _as_type(np.asarray(jax.device_get(summary.consensus_distance)), kind),
+            "mean_model_accuracy": (mean_right / count).astype(np.float32),
+            "mean_model_loss": _as_type(mean_loss / count, kind),
+            "nodes_right": np.concatenate([c.nodes_right for c in chunks], axis=1),
+            "extra": {name: extra[name] for name in self._layout.recipe.metrics},
+            "finite": self._layout.of_nodes(np.asarray(jax.device_get(summary.finite))),
+        }
+
+    def _measured(self, params: Params, mean_model: Params) -> Iterator[OfChunk]:
+        others = (self._nodes, self._slots.chosen)
+        for chunk in self._chunks:
+            program = self._programs[chunk.shape[1]]
+            yield jax.device_get(program(params, mean_model, *others, chunk, *self._test))
+        if self._whole:
+            yield jax.device_get(self._programs["whole"](params, mean_model, *others, self._chosen, *self._test))
+
+    def _of_nodes(self, values: np.ndarray) -> np.ndarray:
+        """Values of evaluated slots `[runs, slots, ...]` as those of evaluated nodes."""
+        return np.stack([run[found] for run, found in zip(values, self._slots.found, strict=True)])
+
+    def _average(self, chunks: list[Any], metric: Metric) -> np.ndarray:
+        """The mean over chunks by their weights; NaN where these are 0."""
+        kind = chunks[0][0].dtype
+        weights = _total(weights for _, weights in chunks)
+        total = _total(_double(values) * weights for values, weights in chunks)
+        mean = np.divide(total, weights, out=np.full(np.shape(total), np.nan), where=weights > 0)
+        mean = _double(chunks[0][0]) if metric.whole and not metric.weighted else mean
+        mean = _as_type(mean, kind if kind.kind == "f" else np.dtype(np.float32))
+        return mean if metric.of_mean_model else self._of_nodes(mean)
+
+
+def _chunks(count: int, most: int) -> list[tuple[int, int]]:
+    """Where chunks of at most `most` examples begin and end: of equal size where one of at least half of that divides.
+
+    >>> _chunks(10, 4), _chunks(6, 3)
+    ([(0, 4), (4, 8), (8, 10)], [(0, 3), (3, 6)])
+    """
+    most = min(most, count)
+    divisors = [size for size in range(most, most // 2, -1) if count % size == 0]
+    size = divisors[0] if divisors else most
+    return [(begin, min(begin + size, count)) for begin in range(0, count, size)]
+
+
+def _double(values: Any) -> np.ndarray:
+    return np.asarray(values, np.float64)
+
+
+def _total(values: Iterable[Any]) -> np.ndarray:
+    return functools.reduce(np.add, map(_double, values))
+
+
+def _as_type(values: np.ndarray, kind: np.dtype[Any]) -> np.ndarray:
+    """The values in a type that files know: those of models in half precision as float32."""
+    return np.asarray(values, np.promote_types(kind, np.float32) if kind.kind == "f" else np.float32)

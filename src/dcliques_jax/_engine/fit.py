@@ -1,0 +1,194 @@
+"""Do the pieces of a run fit together? Found by tracing them; nothing is compiled."""
+
+import contextlib
+import inspect
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dcliques_jax import _checks, mixing
+from dcliques_jax._engine.plan import Plan, Recipe, Run, evaluation_set
+from dcliques_jax._mesh.transfer import is_key
+from dcliques_jax.algorithms import Algorithm, Network, Round
+from dcliques_jax.metrics import Metric, as_metric
+from dcliques_jax.results import MEASURED, State
+
+INITS = ("shared", "averaged", "independent")
+
+_SLOW_CONVOLUTION = (
+    "the model has convolutions that XLA runs many times slower on CPUs than those of dcliques_jax.layers.Conv, which "
+    "takes the place of flax's nn.Conv and has the same parameters"
+)
+_CONTRACT = (
+    "pass Algorithm(network(topology), init(params, network), step(params, gradients, state, network, round)), for "
+    "example algorithms.dsgd(optax.sgd(0.1))"
+)
+
+
+def check_algorithm(algorithm: Any) -> None:
+    """Raises a `ValueError` for what is not an algorithm, or one whose functions take other arguments."""
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(f"algorithm={algorithm!r} is not an algorithm: {_CONTRACT}")
+    for name, count in (("network", 1), ("init", 2), ("step", 5)):
+        function = getattr(algorithm, name)
+        if not callable(function):
+            raise ValueError(f"algorithm.{name}={function!r} is not a function: {_CONTRACT}")
+        try:
+            inspect.signature(function).bind(*[None] * count)
+        except TypeError as error:
+            raise ValueError(f"algorithm.{name} does not take {count} arguments ({error}): {_CONTRACT}") from None
+        except ValueError:  # a function that does not tell its arguments
+            continue
+
+
+def make_network(run: Run, algorithm: Algorithm) -> Network:
+    """Who talks to whom in a run, if that is what the algorithm requires."""
+    network = algorithm.network(run.topology)
+    if not isinstance(network, Network) or not all(isinstance(weights, mixing.Weights) for weights in network):
+        raise ValueError(f"algorithm.network returns {network!r}: it must return algorithms.Network(gossip, gradients)")
+    mixing.check_gossip(network.gossip, run.topology, algorithm.traits.requires)
+    if network.gradients.num_nodes != run.topology.num_nodes:
+        raise ValueError(
+            f"gradient_weights are for {network.gradients.num_nodes} nodes, the topology has {run.topology.num_nodes}"
+        )
+    return network
+
+
+def check_metrics(given: Any) -> dict[str, Metric]:
+    """The metrics by their names, if they are functions and the names are free."""
+    if given is not None and not isinstance(given, Mapping):
+        raise ValueError(f"metrics={given!r} must be a dictionary, metrics={{'name': fn}}")
+    found = {}
+    for name, metric in (given or {}).items():
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ValueError(f"metrics are named by strings without '/', not by {name!r}")
+        if name in (*MEASURED, "round", "epoch", "seed", "node"):
+            raise ValueError(f"metrics={{{name!r}: ...}} is measured already: choose another name")
+        found[name] = as_metric(metric)
+        if not callable(found[name].fn):
+            raise ValueError(f"metrics[{name!r}]={metric!r} is not a function of (params, inputs, labels)")
+    return found
+
+
+def check_fit(run: Run, plan: Plan, recipe: Recipe, network: Network) -> Any:
+    """Raises a `ValueError` where the pieces of a run do not fit together.
+
+    Returns the shapes of one node's parameters, and of the algorithm's state; None of one that looks at values.
+    """
+    params = _check_model(run, recipe)
+    _check_init(recipe.init, params, run.data.num_nodes)
+    _check_metrics(run, plan, recipe, params)
+    with contextlib.suppress(jax.errors.JAXTypeError):  # an algorithm that looks at values shows its errors later
+        num_nodes = run.data.num_nodes
+        stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_nodes, *leaf.shape), leaf.dtype), params)
+        state = jax.eval_shape(lambda params: as_arrays(recipe.algorithm.init(params, network)), stacked)
+        check_state(state, num_nodes)
+        _check_step(recipe.algorithm, stacked, state, network)
+        return params, state
+    return params, None
+
+
+def as_arrays(state: Any) -> Any:
+    """The state of an algorithm with arrays in place of Python's numbers."""
+    return jax.tree.map(jnp.asarray, state)
+
+
+def check_state(state: Any, num_nodes: int) -> None:
+    """Raises a `ValueError` unless every leaf of an algorithm's state is per node, or a scalar."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if leaf.shape[:1] not in ((), (num_nodes,)):
+            raise ValueError(
+                f"algorithm.init returns state{jax.tree_util.keystr(path)} of shape {list(leaf.shape)}: it must have "
+                f"the {num_nodes} nodes on its first axis, or be a scalar"
+            )
+
+
+def _check_model(run: Run, recipe: Recipe) -> Any:
+    """The shapes of one node's parameters, if model and loss fit the data."""
+    model, dataset = recipe.model, run.data.dataset
+    examples = dataset.train_inputs[:1].repeat(2, axis=0)
+    params = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), examples)
+    logits, expected = jax.eval_shape(model.apply, params, examples), (2, dataset.num_classes)
+    if (shape := getattr(logits, "shape", None)) != expected:
+        raise ValueError(
+            f"the model returns logits of shape {shape} for two examples of {expected[1]} classes: "
+            f"it must return {expected}"
+        )
+    if jax.default_backend() == "cpu" and "conv_general_dilated" in str(jax.make_jaxpr(model.apply)(params, examples)):
+        warnings.warn(_SLOW_CONVOLUTION, UserWarning, stacklevel=5)
+    losses = jax.eval_shape(recipe.loss_fn, logits, dataset.train_labels[:1].repeat(2))
+    if getattr(losses, "shape", None) != (2,):
+        raise ValueError(f"loss_fn returns {losses} for two examples: it must return one loss per example, not a mean")
+    if not jnp.issubdtype(losses.dtype, jnp.floating):
+        raise ValueError(f"loss_fn returns {losses.dtype} losses: they must be real numbers to have a gradient")
+    return params
+
+
+def _check_init(init: Any, params: Any, num_nodes: int) -> None:
+    if isinstance(init, State):
+        return  # checked where it is taken apart, when the algorithm's state is known
+    if isinstance(init, str):
+        return _checks.choice("init", init, INITS)
+    given, one = shapes(init), shapes(params)
+    of_all = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_nodes, *leaf.shape), leaf.dtype), params)
+    if given not in (one, shapes(of_all)):
+        raise ValueError(
+            f"init has leaves {given}, but one node's parameters are {one}: pass those, or the stacked parameters of "
+            f"all {num_nodes} nodes"
+        )
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(init)):
+        raise ValueError("init holds NaN or infinite values: pass finite parameters")
+
+
+def _check_metrics(run: Run, plan: Plan, recipe: Recipe, params: Any) -> None:
+    inputs, labels = evaluation_set(run.data.dataset, plan.evaluate_on)
+    two = inputs[:1].repeat(2, axis=0), labels[:1].repeat(2)
+    for name, metric in recipe.metrics.items():
+        found = jax.eval_shape(metric.fn, params, *two)
+        parts = found if metric.weighted else (found,)
+        if not isinstance(parts, tuple) or not all(isinstance(part, jax.ShapeDtypeStruct) for part in parts):
+            raise ValueError(f"metrics[{name!r}] returns {found}: it must return one array, for one node")
+        if any(jnp.issubdtype(part.dtype, jnp.complexfloating) or is_key(part) for part in parts):
+            raise ValueError(f"metrics[{name!r}] returns {parts[0].dtype}: it must return real numbers")
+
+
+def _check_step(algorithm: Algorithm, params: Any, state: Any, network: Network) -> None:
+    """Raises a `ValueError` unless a step returns parameters and state as it gets them."""
+
+    def step(params: Any, gradients: Any, state: Any, nodes: Any, key: Any) -> Any:
+        round = Round(jnp.zeros((), jnp.int32), key, nodes, lambda other: other)
+        return algorithm.step(params, gradients, state, network, round)
+
+    nodes = jax.ShapeDtypeStruct(jax.tree.leaves(params)[0].shape[:1], jnp.int32)
+    after = jax.eval_shape(step, params, params, state, nodes, jax.eval_shape(lambda: jax.random.key(0)))
+    if not isinstance(after, tuple) or len(after) != 2:
+        raise ValueError(f"algorithm.step returns {type(after).__name__}: it must return (params, state)")
+    for name, before, returned in zip(("params", "state"), (params, state), after, strict=True):
+        structures: list[Any] = [jax.tree.structure(tree) for tree in (before, returned)]
+        if structures[0] != structures[1]:
+            raise ValueError(
+                f"algorithm.step returns {name} of structure {structures[1]}, but takes {structures[0]}: it must "
+                "return what the next round takes"
+            )
+        takes, gives = shapes(before, exactly=True), shapes(returned, exactly=True)
+        wrong = [place for place in takes if takes[place] != gives[place]]
+        if wrong:
+            raise ValueError(
+                f"algorithm.step returns {name}{wrong[0]} as {gives[wrong[0]]}, but takes {takes[wrong[0]]}: it must "
+                "return what the next round takes"
+            )
+
+
+def shapes(tree: Any, *, exactly: bool = False) -> dict[str, str]:
+    """Type and shape of every leaf by its place in the tree; all floating-point types are alike unless `exactly`."""
+
+    def described(leaf: Any) -> str:
+        array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+        floating = not exactly and jnp.issubdtype(array.dtype, jnp.floating)
+        return f"{'float' if floating else array.dtype}{list(array.shape)}"
+
+    return {jax.tree_util.keystr(place): described(leaf) for place, leaf in jax.tree_util.tree_leaves_with_path(tree)}

@@ -1,0 +1,163 @@
+"""How runs are stored on devices.
+
+Nodes come in two orders. That of the topology is the user's, that of `Result` and of checkpoints, whatever the devices.
+In the order of storage, of slots, programs run: clique by clique, so that gossip reads most neighbours from the cache,
+and on a mesh in equal parts, with empty slots where nodes do not divide.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from dcliques_jax._engine import program, sampling
+from dcliques_jax._engine.plan import Plan, Recipe, Run
+from dcliques_jax._engine.program import Data, Examples
+from dcliques_jax._mesh import halos, placement, transfer
+from dcliques_jax._mesh.placement import Placement
+from dcliques_jax._mixing.forms import over_weights, to_common_form
+from dcliques_jax.algorithms import Network
+from dcliques_jax.datasets import Dataset
+from dcliques_jax.topologies import Topology
+
+
+class Layout(NamedTuple):
+    """How runs that are simulated at once are stored."""
+
+    runs: list[Run]
+    recipe: Recipe
+    placements: list[Placement]
+    examples_on_device: list[np.ndarray] | None  # on a mesh, the training examples that each device holds
+    mesh: Mesh | None
+
+    @property
+    def num_slots(self) -> int:
+        """Of a run."""
+        return len(self.placements[0].order)
+
+    @property
+    def slots(self) -> np.ndarray:
+        """The slot of each node, `[runs, nodes]`."""
+        return np.stack([placement.slots for placement in self.placements])
+
+    def of_nodes(self, values: np.ndarray) -> np.ndarray:
+        """What was measured in every slot, `[runs, .., slots]`, as that of every node, `[runs, .., nodes]`."""
+        return np.stack([run[..., slots] for run, slots in zip(values, self.slots, strict=True)])
+
+
+def make_layout(runs: list[Run], recipe: Recipe, mesh: Mesh | None) -> Layout:
+    """Clique by clique; on a mesh whole cliques on one device."""
+    if mesh is None:
+        return Layout(runs, recipe, [_on_one_device(run.topology) for run in runs], None, None)
+    placements = [placement.place(run.topology, mesh.size) for run in runs]
+    widest = max(one.per_device for one in placements)
+    placements = [one.widened(widest) for one in placements]
+    indices = [run.data.indices[p.order].reshape(mesh.size, -1) for run, p in zip(runs, placements, strict=True)]
+    held = [np.unique(np.concatenate([run[device] for run in indices])) for device in range(mesh.size)]
+    return Layout(runs, recipe, placements, [ids[ids >= 0] for ids in held], mesh)
+
+
+def _on_one_device(topology: Topology) -> Placement:
+    if topology.clique_ids is None:
+        return Placement(np.arange(topology.num_nodes), 1)
+    return Placement(np.argsort(topology.clique_ids, kind="stable"), 1)
+
+
+def stack_runs(trees: list[Any], numpy: Any = jnp) -> Any:
+    """Pytrees of several runs as one, runs first."""
+    if numpy is np and len(trees) == 1:
+        return jax.tree.map(lambda leaf: leaf[None], trees[0])  # no copy
+    return jax.tree.map(lambda *leaves: (jnp if transfer.is_key(leaves[0]) else numpy).stack(leaves), *trees)
+
+
+def store_network(layout: Layout, networks: list[Network]) -> Network:
+    """The networks of all runs between slots, with the runs first."""
+    networks = over_weights(to_common_form, networks)
+    moved = [
+        Network(*(weights.reordered(placement.order) for weights in network))
+        for network, placement in zip(networks, layout.placements, strict=True)
+    ]
+    if layout.mesh is None:
+        return stack_runs(moved)
+    parts = over_weights(lambda column: halos.distributed(column, layout.placements), moved)
+    together: Network = stack_runs(parts, np)
+    return transfer.put(together, jax.tree.map(lambda _: program.IN_PARTS, together), layout.mesh)
+
+
+def host_data(layout: Layout, plan: Plan, keys: list[Any]) -> Data:
+    """What stays the same in all rounds, on the host; `keys` are those of the runs."""
+    each = zip(layout.runs, layout.placements, keys, strict=True)
+    data: Data = stack_runs([_data_of_run(plan, *of_run) for of_run in each], np)
+    return data
+
+
+def _data_of_run(plan: Plan, run: Run, placement: Placement, key: Any) -> Data:
+    order, used = placement.order, placement.order >= 0
+    bounds = sampling.bounds(run.data.sizes, plan.batch_size, plan.largest)[order]
+    width = run.data.indices.shape[1]
+    return Data(
+        examples=np.pad(run.data.indices[order], ((0, 0), (0, plan.width - width)), constant_values=-1),
+        sizes=np.where(used, run.data.sizes[order], 0).astype(np.int32),
+        nodes=order.astype(np.int32),
+        bounds=np.where(used[:, None], bounds, 0).astype(np.int32),
+        key=np.asarray(key),
+        width=np.int32(width) if plan.ragged else None,
+    )
+
+
+def store_data(layout: Layout, data: Data) -> Data:
+    """What stays the same in all rounds, on devices; examples by their number on a device."""
+    if layout.mesh is None or layout.examples_on_device is None:
+        return jax.tree.map(jnp.asarray, data)
+    held = layout.examples_on_device
+
+    def on_device(examples: np.ndarray) -> np.ndarray:
+        parts = examples.reshape(len(held), -1)
+        found = [np.searchsorted(ids, part) for ids, part in zip(held, parts, strict=True)]
+        return np.where(parts < 0, -1, np.stack(found)).reshape(examples.shape).astype(np.int32)
+
+    data = data._replace(examples=np.stack([on_device(rows) for rows in data.examples]))
+    return transfer.put(data, program.data_specs(data), layout.mesh)
+
+
+def host_examples(dataset: Dataset) -> Examples:
+    """All training examples, on the host."""
+    inputs = dataset.train_inputs if dataset.byte_scale is None else dataset.train_bytes
+    return Examples(inputs, dataset.byte_scale, dataset.train_labels)
+
+
+def store_examples(layout: Layout) -> Examples:
+    """All training examples; on a mesh those that each device needs."""
+    inputs, byte_scale, labels = host_examples(layout.runs[0].data.dataset)
+    if layout.mesh is None or layout.examples_on_device is None:
+        return Examples(jnp.asarray(inputs), byte_scale, jnp.asarray(labels))
+    longest = max(len(ids) for ids in layout.examples_on_device)
+    held = np.concatenate([np.pad(ids, (0, longest - len(ids))) for ids in layout.examples_on_device])
+    rows = [transfer.put_rows(array, held, layout.mesh) for array in (inputs, labels)]
+    return Examples(rows[0], byte_scale, rows[1])
+
+
+class EvaluatedSlots(NamedTuple):
+    """Which slots are evaluated."""
+
+    chosen: jax.Array | None  # [runs, ..] of each device, as many for each, -1 for none; None: all
+    found: np.ndarray  # [runs, eval_nodes] where each node is among all that are evaluated
+
+
+def evaluated_slots(layout: Layout, plan: Plan) -> EvaluatedSlots:
+    """The slots of the nodes that are evaluated."""
+    if plan.eval_nodes is None:
+        return EvaluatedSlots(None, layout.slots)
+    slots = np.stack([p.slots[plan.nodes(run)] for run, p in zip(layout.runs, layout.placements, strict=True)])
+    num_devices, per_device = layout.placements[0].num_devices, layout.placements[0].per_device
+    device, row = np.divmod(slots, per_device)
+    rank = np.stack([placement.occurrences(run) for run in device])
+    width = rank.max() + 1
+    chosen = np.full((len(slots), num_devices, width), -1, np.int32)
+    chosen[np.arange(len(slots))[:, None], device, rank] = row
+    chosen = chosen.reshape(len(slots), -1)
+    if layout.mesh is None:
+        return EvaluatedSlots(jnp.asarray(chosen), device * width + rank)
+    return EvaluatedSlots(transfer.put(chosen, PartitionSpec(None, transfer.AXIS), layout.mesh), device * width + rank)

@@ -1,0 +1,183 @@
+"""The compiled rounds.
+
+Several runs may be simulated at once: all that differs between them has the runs on its first axis. Inside a run, nodes
+are stored in slots, in the order `Data.nodes`. On a mesh every device has its part of the slots, runs the same program
+on it and talks to others only where `Weights` do.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dcliques_jax._engine import sampling
+from dcliques_jax._engine.chunks import over_nodes
+from dcliques_jax._mesh import transfer
+from dcliques_jax._mixing.forms import is_weights
+from dcliques_jax.algorithms import Network, Round
+
+Params = Any
+
+REPLICATED = PartitionSpec()  # the same on all devices
+IN_PARTS = PartitionSpec(None, transfer.AXIS)  # [runs, slots, ...]
+_MEASURED = PartitionSpec(None, None, transfer.AXIS)  # [runs, rounds, slots]
+_STEPS = 2**32 - 1  # folded into the key of a run for what steps draw; epochs, which it is folded into too, are fewer
+
+
+class Program(NamedTuple):
+    """What rounds depend on besides the shapes of their arguments."""
+
+    apply: Any  # (params, inputs) -> logits, for one node
+    loss_fn: Any  # (logits, labels) -> losses, for one batch
+    step: Any  # `Algorithm.step`, for all nodes
+    batch_size: int
+    rounds_per_epoch: int
+
+
+class Examples(NamedTuple):
+    """Training examples, the same for all runs; on a mesh those of each device in turn, as many for each."""
+
+    inputs: Any  # [train, ...] as bytes where the data set knows them
+    byte_scale: tuple[Any, Any] | None  # (scale, shift) of the bytes, numbers or arrays
+    labels: Any  # [train]
+
+
+class Data(NamedTuple):
+    """What stays the same in all rounds of a run."""
+
+    examples: Any  # [runs, slots, width] the training examples of the node in each slot
+    sizes: Any  # [runs, slots] their number; 0 in an empty slot
+    nodes: Any  # [runs, slots] the number of the node, -1 in an empty slot
+    bounds: Any  # [runs, slots, rounds per epoch + 1] where its batches begin and end
+    key: Any  # [runs, 2] the data of a threefry key
+    width: Any  # [runs] the longest list of examples of a run; None if they are of equal length
+
+
+def data_specs(data: Data) -> Any:
+    """How data lie on a mesh."""
+    return Data(IN_PARTS, IN_PARTS, IN_PARTS, IN_PARTS, REPLICATED, None if data.width is None else REPLICATED)
+
+
+class Carry(NamedTuple):
+    """What a round hands to the next."""
+
+    params: Params  # [runs, slots, ...] in every leaf
+    algorithm: Any  # [runs, slots, ...] or [runs] in every leaf
+    order: Any  # [runs, slots, width] in which each node goes through its examples in this epoch
+    round: jax.Array  # [runs] rounds run so far, the same for all
+
+
+def over_runs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`jax.vmap` over runs. The program of a single run is spared the axis."""
+
+    def lifted(*args: Any) -> Any:
+        if len(jax.tree.leaves(args)[0]) > 1:
+            return jax.vmap(function)(*args)
+        return jax.tree.map(lambda leaf: leaf[None], function(*jax.tree.map(lambda leaf: leaf[0], args)))
+
+    return lifted
+
+
+def on_devices(function: Callable[..., Any], mesh: Mesh | None, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """A function of what a device holds, run by all devices of a mesh; without a mesh the function itself."""
+    if mesh is None:
+        return function
+    # Values that differ between devices are not told from others in the carries of loops: nothing here needs it.
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def replicated(tree: Any, mesh: Mesh | None) -> Any:
+    """Small arrays, handed to all devices, so that every process can read them."""
+    return tree if mesh is None else jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, REPLICATED))
+
+
+def run(
+    program: Program,
+    carry: Carry,
+    network: Network,
+    data: Data,
+    examples: Examples,
+    num_rounds: Any,
+    *,
+    most_rounds: int,
+    mesh: Mesh | None,
+) -> tuple[Carry, tuple[jax.Array, jax.Array]]:
+    """Runs some rounds; returns the carry, and losses and batch sizes `[runs, most_rounds, slots]`, 0 after the last.
+
+    How many is no constant: XLA would take the loop of a single round apart and round differently in it.
+    """
+
+    def all_runs(carry: Carry, network: Network, data: Data, examples: Examples, start: Any, num_rounds: Any) -> Any:
+        def of_run(carry: Carry, network: Network, data: Data) -> Any:
+            blank = jnp.zeros((most_rounds, len(data.nodes)))
+            one_round = _one_round(program, network, data, examples, start)
+            return jax.lax.fori_loop(0, num_rounds, one_round, (carry, (blank, blank.astype(jnp.int32))))
+
+        return over_runs(of_run)(carry, network, data)
+
+    start = carry.round[0]  # not one for each run: a condition on it stays a condition under `vmap`
+    in_parts = transfer.specs(carry)
+    train = PartitionSpec(transfer.AXIS)
+    in_specs = (
+        in_parts,
+        jax.tree.map(lambda _: IN_PARTS, network),
+        data_specs(data),
+        Examples(train, jax.tree.map(lambda _: REPLICATED, examples.byte_scale), train),
+        REPLICATED,
+        REPLICATED,
+    )
+    lifted = on_devices(all_runs, mesh, in_specs, (in_parts, (_MEASURED, _MEASURED)))
+    carry, measured = lifted(carry, network, data, examples, start, num_rounds)
+    return carry, replicated(measured, mesh)
+
+
+def _one_round(program: Program, network: Network, data: Data, examples: Examples, start: jax.Array) -> Any:
+    """One round of one run, as the body of a loop over rounds after `start`."""
+
+    def loss(params: Params, inputs: jax.Array, labels: jax.Array, taken: jax.Array) -> jax.Array:
+        losses = program.loss_fn(program.apply(params, inputs), labels)
+        return jnp.sum(jnp.where(taken, losses, 0)) / jnp.maximum(taken.sum(), 1)
+
+    def loss_and_gradient(params: Params, chosen: jax.Array, taken: jax.Array) -> tuple[jax.Array, Params]:
+        return jax.value_and_grad(loss)(params, *_taken(examples, chosen), taken)
+
+    key = jax.random.wrap_key_data(data.key, impl="threefry2x32")
+
+    def one_round(index: jax.Array, before: Any) -> Any:
+        carry, (losses, counts) = before
+        number = start + index
+        epoch, step_in_epoch = jnp.divmod(number, program.rounds_per_epoch)
+        order = jax.lax.cond(step_in_epoch == 0, lambda: shuffled(data, epoch), lambda: carry.order)
+        batch = sampling.batches(data.examples, order, data.bounds, step_in_epoch, program.batch_size)
+        loss, gradients = over_nodes(loss_and_gradient)(carry.params, *batch)
+        round = Round(
+            number,
+            jax.random.fold_in(jax.random.fold_in(key, _STEPS), number),
+            data.nodes,
+            lambda params: over_nodes(loss_and_gradient)(params, *batch)[1],
+        )
+        present = jax.tree.map(lambda weights: weights.at(round), network, is_leaf=is_weights)
+        params, algorithm = program.step(carry.params, gradients, carry.algorithm, present, round)
+        sizes = batch[1].sum(axis=1, dtype=jnp.int32)
+        losses = jax.lax.dynamic_update_index_in_dim(losses, loss.astype(losses.dtype), index, 0)
+        counts = jax.lax.dynamic_update_index_in_dim(counts, sizes, index, 0)
+        return Carry(params, algorithm, order, carry.round + 1), (losses, counts)
+
+    return one_round
+
+
+def shuffled(data: Data, epoch: Any) -> jax.Array:
+    """The order in which the nodes of one run go through their examples in an epoch, `[slots, width]`."""
+    key = jax.random.wrap_key_data(data.key, impl="threefry2x32")
+    return sampling.shuffle(key, epoch, data.examples.shape[1], data.sizes, data.nodes, data.width)
+
+
+def _taken(examples: Examples, chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Inputs and labels of some training examples, as the model sees them."""
+    inputs, labels = (array.at[chosen].get(mode="promise_in_bounds") for array in (examples.inputs, examples.labels))
+    if examples.byte_scale is not None:
+        scale, shift = (jnp.asarray(value, jnp.float32) for value in examples.byte_scale)
+        inputs = inputs.astype(jnp.float32) * scale + shift
+    return inputs, labels

@@ -1,0 +1,100 @@
+"""What was asked for, checked and put together: runs, plan, recipe and networks, from which simulations are made."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from dcliques_jax import _checks, algorithms, models
+from dcliques_jax._engine import cache_key, fit, memory
+from dcliques_jax._engine.plan import Plan, Recipe, Run, make_plan, make_runs
+from dcliques_jax._engine.simulation import Simulation
+from dcliques_jax._mesh import guards, transfer
+from dcliques_jax.algorithms import Network
+from dcliques_jax.results import State
+
+
+class Setup(NamedTuple):
+    """All that runs need before they begin. Nothing is compiled yet."""
+
+    runs: list[Run]
+    plan: Plan
+    recipe: Recipe
+    networks: list[Network]  # one for each run
+    needed: memory.Forecast  # of one run
+    mesh: Mesh | None
+    one_run: bool  # whether the user knows of no axis of runs
+    on_nonfinite: str
+
+    def runs_at_once(self) -> int:
+        """How many runs fit into memory: twice, since they are copied when they begin and end."""
+        fitting = max(1, memory.available(self.mesh) // max(1, 2 * self.needed.total))
+        return min(len(self.runs), transfer.of_first_process(fitting))  # all processes must do the same
+
+    def simulation(self, start: int = 0, stop: int | None = None) -> Simulation:
+        """The simulation of some of the runs at once, by default of all."""
+        part, recipe = slice(start, stop), self.recipe
+        if isinstance(recipe.init, State) and jax.numpy.ndim(recipe.init.round):
+            recipe = recipe._replace(init=jax.tree.map(lambda leaf: leaf[part], recipe.init))
+        return Simulation(
+            self.runs[part],
+            self.plan,
+            recipe,
+            self.networks[part],
+            mesh=self.mesh,
+            one_run=self.one_run,
+            on_nonfinite=self.on_nonfinite,
+        )
+
+
+def make_setup(
+    topology: Any,
+    dataset: Any,
+    *,
+    model: Any,
+    algorithm: Any,
+    loss_fn: Callable[[jax.Array, jax.Array], jax.Array],
+    batch_size: int | None,
+    init: Any,
+    eval_nodes: int | Sequence[int] | None,
+    eval_examples: int | None,
+    evaluate_on: str,
+    metrics: Mapping[str, Any] | None,
+    on_nonfinite: str,
+    seed: int,
+    seeds: Sequence[int] | None,
+    mesh: Mesh | None,
+) -> Setup:
+    """Checks everything, before anything is compiled; see `dcliques_jax.simulate`."""
+    _checks.choice("on_nonfinite", on_nonfinite, ("raise", "warn"))
+    mesh = None if mesh is None else guards.check_mesh(mesh)
+    if not callable(loss_fn):
+        raise ValueError(f"loss_fn={loss_fn!r} is not a function: leave it out for cross-entropy")
+    runs = make_runs(topology, dataset, seed, seeds)
+    measured: dict[str, Any] = {"eval_nodes": eval_nodes, "eval_examples": eval_examples, "evaluate_on": evaluate_on}
+    plan = make_plan(runs, batch_size=batch_size, **measured)
+    if model is None:
+        model = models.logistic_regression(runs[0].data.dataset.num_classes)
+    algorithm = algorithms.dsgd() if algorithm is None else algorithm
+    fit.check_algorithm(algorithm)
+    _check_seeds(init, len(runs))
+    # JAX keeps traces, and with them constants, for as long as a function lives: these live no longer than the call.
+    pair = models.Model(*map(functools.partial, models.as_model(model)))
+    functions = (algorithm, functools.partial(loss_fn), init, fit.check_metrics(metrics))
+    recipe = Recipe(pair, models.described(model), *functions)
+    networks = [fit.make_network(run, algorithm) for run in runs]
+    with cache_key.fresh_traces():
+        found = [fit.check_fit(run, plan, recipe, network) for run, network in zip(runs, networks, strict=True)]
+    widest = max(range(len(runs)), key=lambda number: runs[number].data.indices.shape[1])
+    params, state = found[0]
+    needed = memory.forecast(runs[widest], params, state, networks[widest])
+    memory.check(runs[0], needed, mesh)
+    return Setup(runs, plan, recipe, networks, needed, mesh, seeds is None, on_nonfinite)
+
+
+def _check_seeds(init: Any, num_runs: int) -> None:
+    """Raises a `ValueError` for the state of another number of seeds."""
+    if isinstance(init, State) and jax.numpy.ndim(init.round) == 1 and len(init.round) != num_runs:
+        raise ValueError(f"init is the state of {len(init.round)} seeds, this is a run of {num_runs}: pass as many")

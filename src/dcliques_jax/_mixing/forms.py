@@ -1,0 +1,400 @@
+"""The forms in which a matrix multiplies along the node axis.
+
+All forms are pytrees, so that programs are compiled for their shapes, not their values. Weights are built and kept in
+float64 and rounded to the type of what they multiply. Constructors check what they are given, as far as it has values,
+and keep read-only arrays; JAX builds pytrees without calling them.
+"""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse
+
+from dcliques_jax import _arrays
+from dcliques_jax._engine.xla import unfused
+
+# Above this many neighbours a row is multiplied as part of a dense matrix: unrolling more compiles slowly.
+MOST_UNROLLED = 64
+TOLERANCE = 1e-6  # for matrices from outside, which may have been rounded to float32
+
+_Form = TypeVar("_Form", bound="Weights")
+
+
+class Weights(abc.ABC):
+    """A matrix that multiplies along the node axis; each of its rows sums to 1."""
+
+    num_nodes: int
+
+    @abc.abstractmethod
+    def apply(self, x: jax.Array) -> jax.Array:
+        """The product with one array `[nodes, ...]`."""
+
+    def at(self, round: Any, alive: Any = None) -> "Weights":
+        """The matrix of one round; the engine asks for it once a round. By default the same in every round.
+
+        Args:
+          round: the `algorithms.Round`.
+          alive: which nodes and links take part in the round; None if all do.
+        """
+        del round, alive
+        return self
+
+    def reordered(self, order: np.ndarray) -> Self:
+        """The matrix between nodes that are stored in another order, node `order[k]` in slot k.
+
+        Where `order[k]` is -1 the slot is empty: no other slot reads it, and what it holds does not matter.
+        """
+        raise ValueError(f"{type(self).__name__} does not define reordered(order): nodes must stay in their order")
+
+    @abc.abstractmethod
+    def to_sparse(self) -> scipy.sparse.csr_array:
+        """The matrix in float64, as a SciPy sparse array."""
+
+    def to_dense(self) -> np.ndarray:
+        """The matrix in float64, `[nodes, nodes]`."""
+        dense: np.ndarray = self.to_sparse().toarray()
+        return dense
+
+    def with_arrays(self, *arrays: npt.ArrayLike) -> Self:
+        """The same form with other arrays in its fields, which are not checked."""
+        return jax.tree.unflatten(jax.tree.structure(self), arrays)
+
+
+def _register(form: type[_Form]) -> type[_Form]:
+    """Makes a form a pytree of its fields.
+
+    Unlike that of `jax.tree_util.register_dataclass`, unflattening does not call the constructor: it costs nothing, and
+    arrays of runs or devices, shapes and tracers need not pass its checks.
+    """
+    names = [field.name for field in dataclasses.fields(form)]  # type: ignore[arg-type]
+
+    def flatten(weights: _Form) -> tuple[tuple[Any, ...], None]:
+        return tuple(getattr(weights, name) for name in names), None
+
+    def flatten_with_keys(weights: _Form) -> tuple[tuple[Any, ...], None]:
+        return tuple((jax.tree_util.GetAttrKey(name), getattr(weights, name)) for name in names), None
+
+    def unflatten(_: None, arrays: Iterable[Any]) -> _Form:
+        weights = object.__new__(form)
+        vars(weights).update(zip(names, arrays, strict=True))
+        return weights
+
+    jax.tree_util.register_pytree_with_keys(form, flatten_with_keys, unflatten, flatten)
+    return form
+
+
+def _owned(weights: Weights, **fields: npt.ArrayLike) -> list[np.ndarray] | None:
+    """Makes the fields of weights read-only and returns them; None inside a traced function, where they lack values."""
+    if any(isinstance(field, jax.core.Tracer) for field in fields.values()):
+        return None
+    arrays = {name: _arrays.read_only(field) for name, field in fields.items()}
+    for name, field in fields.items():
+        if not isinstance(field, jax.Array):  # which stays on its device
+            object.__setattr__(weights, name, arrays[name])
+    return list(arrays.values())
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Identity(Weights):
+    """Every node keeps what it has."""
+
+    num_nodes: int = dataclasses.field(metadata={"static": True})
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        """Returns x."""
+        return x
+
+    def reordered(self, order: np.ndarray) -> Self:
+        """The same for all slots."""
+        return type(self)(len(order))
+
+    def to_sparse(self) -> scipy.sparse.csr_array:
+        """The identity matrix."""
+        return scipy.sparse.eye_array(self.num_nodes, format="csr")
+
+
+@_register
+@dataclasses.dataclass(frozen=True, eq=False)
+class Neighbours(Weights):
+    """A sparse matrix as lists of neighbours. What a row leaves to 1 is the node's weight for itself."""
+
+    neighbours: npt.ArrayLike  # [nodes, width] padded with the node itself
+    values: npt.ArrayLike  # [nodes, width] weight of each neighbour, 0 in the padding
+
+    def __post_init__(self) -> None:
+        if (owned := _owned(self, neighbours=self.neighbours, values=self.values)) is None:
+            return
+        neighbours, values = owned
+        _check_kind("neighbours", neighbours, "iu", 2)
+        _check_kind("values", values, "iuf", 2)
+        if neighbours.shape != values.shape or len(values) == 0:
+            raise ValueError(
+                f"neighbours of shape {neighbours.shape} and values of shape {values.shape} must both be "
+                "[nodes, width], with at least one node"
+            )
+        _check_range("neighbours", neighbours, len(values), "nodes")
+
+    @classmethod
+    def from_sparse(cls, matrix: scipy.sparse.csr_array, width: int = 0) -> Self:
+        """The matrix in lists of at least `width` neighbours; its diagonal is what the rest of a row leaves to 1."""
+        matrix = without_diagonal(matrix)
+        n, counts = matrix.shape[0], np.diff(matrix.indptr)
+        width = int(counts.max(initial=width))
+        used = np.arange(width) < counts[:, None]  # [nodes, width]
+        neighbours = np.tile(np.arange(n, dtype=np.int32)[:, None], width)
+        values = np.zeros((n, width))
+        neighbours[used], values[used] = matrix.indices, matrix.data
+        return cls(_arrays.frozen(neighbours), _arrays.frozen(values))
+
+    @property
+    def num_nodes(self) -> int:  # type: ignore[override]
+        """Number of rows."""
+        return np.shape(self.values)[0]
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        """Computes x_i + sum_j w_ij (x_j - x_i): equal models stay equal to the last bit."""
+        return gossip(jnp.asarray(self.neighbours), jnp.asarray(self.values, x.dtype), flat(x)).reshape(x.shape)
+
+    def reordered(self, order: np.ndarray) -> Self:
+        """The lists in another order and of other numbers, each as it was: sums are rounded alike."""
+        neighbours, values = np.asarray(self.neighbours)[order], np.asarray(self.values)[order]
+        empty, here = order[:, None] < 0, np.arange(len(order), dtype=np.int32)[:, None]
+        slots = _slots(order, self.num_nodes)[neighbours]
+        return self.with_arrays(np.where(empty, here, slots), np.where(empty, 0, values))
+
+    def to_sparse(self) -> scipy.sparse.csr_array:
+        """The matrix with its diagonal."""
+        values, neighbours = np.asarray(self.values, np.float64), np.asarray(self.neighbours)
+        n, width = values.shape
+        rows = np.repeat(np.arange(n), width)
+        matrix = scipy.sparse.csr_array((values.ravel(), (rows, neighbours.ravel())), shape=(n, n))
+        return with_unit_rows(matrix)
+
+
+@_register
+@dataclasses.dataclass(frozen=True, eq=False)
+class GroupMean(Weights):
+    """The average over groups of nodes, each node in one group: a whole clique, or all nodes."""
+
+    members: npt.ArrayLike  # [groups, width] padded with members of the same group
+    shares: npt.ArrayLike  # [groups, width] one over the size of the group, 0 in the padding
+    group: npt.ArrayLike  # [nodes] the group of each node
+
+    def __post_init__(self) -> None:
+        if (owned := _owned(self, members=self.members, shares=self.shares, group=self.group)) is None:
+            return
+        members, shares, group = owned
+        _check_kind("members", members, "iu", 2)
+        _check_kind("shares", shares, "iuf", 2)
+        _check_kind("group", group, "iu", 1)
+        if members.shape != shares.shape or len(group) == 0:
+            raise ValueError(
+                f"members of shape {members.shape} and shares of shape {shares.shape} must both be [groups, width], "
+                f"and group of shape {group.shape} [nodes], with at least one node"
+            )
+        _check_range("members", members, len(group), "nodes")
+        _check_range("group", group, len(members), "groups")
+        rows, columns = used = np.nonzero(shares)
+        counted = np.bincount(members[used], minlength=len(group))
+        wrong = np.flatnonzero(counted != 1)
+        if len(wrong):
+            raise ValueError(f"node {wrong[0]} has a share {counted[wrong[0]]} times: every node must have one")
+        strangers = np.flatnonzero(group[members[used]] != rows)
+        if len(strangers):
+            node = members[used][strangers[0]]
+            raise ValueError(f"node {node} has a share of group {rows[strangers[0]]}, but group[{node}]={group[node]}")
+        sizes = np.bincount(group, minlength=len(members))
+        uneven = np.flatnonzero(np.abs(shares[used] - 1 / sizes[rows]) > TOLERANCE)
+        if len(uneven):
+            row, column = rows[uneven[0]], columns[uneven[0]]
+            raise ValueError(
+                f"shares[{row}, {column}]={shares[row, column]} must be one over the size of the group, 1/{sizes[row]}"
+            )
+
+    @property
+    def num_nodes(self) -> int:  # type: ignore[override]
+        """Number of rows."""
+        return np.shape(self.group)[0]
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        """Averages every group once and hands the average to its members."""
+        means = _group_means(jnp.asarray(self.members), jnp.asarray(self.shares, x.dtype), flat(x))
+        return rows_of(means, jnp.asarray(self.group)).reshape(x.shape)
+
+    def reordered(self, order: np.ndarray) -> Self:
+        """The groups, each as it was: sums are rounded alike."""
+        members = _slots(order, self.num_nodes)[np.asarray(self.members)]
+        return self.with_arrays(members, self.shares, np.asarray(self.group)[order])
+
+    def to_sparse(self) -> scipy.sparse.csr_array:
+        """The matrix of groups as diagonal blocks, up to the order of nodes."""
+        group = np.asarray(self.group)
+        membership = scipy.sparse.csr_array((np.ones(len(group)), (np.arange(len(group)), group)))
+        sizes = np.bincount(group)
+        return with_unit_rows(membership @ scipy.sparse.diags_array(1 / sizes) @ membership.T)
+
+
+@_register
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dense(Weights):
+    """A matrix with many entries in a row."""
+
+    matrix: npt.ArrayLike  # [nodes, nodes] every row sums to 1
+
+    def __post_init__(self) -> None:
+        if (owned := _owned(self, matrix=self.matrix)) is not None:
+            check_square(owned[0])
+            check_rows(owned[0])
+
+    @classmethod
+    def from_sparse(cls, matrix: scipy.sparse.csr_array) -> Self:
+        """The matrix in this form; its diagonal is what the rest of a row leaves to 1."""
+        return cls(_arrays.frozen(with_unit_rows(matrix).toarray()))
+
+    @property
+    def num_nodes(self) -> int:  # type: ignore[override]
+        """Number of rows."""
+        return np.shape(self.matrix)[0]
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        """Computes x + (W - I) (x - x_0): rounding errors vanish as models agree, and the mean does not drift."""
+        change = jnp.asarray(self.matrix, x.dtype) - jnp.eye(self.num_nodes, dtype=x.dtype)
+        return x + jnp.tensordot(change, x - x[:1], 1, precision="highest")
+
+    def reordered(self, order: np.ndarray) -> Self:
+        """Rows and columns in another order."""
+        matrix = np.asarray(self.matrix)[np.ix_(order, order)]
+        empty = order < 0
+        matrix[empty], matrix[:, empty] = 0, 0
+        matrix[empty, empty] = 1
+        return self.with_arrays(matrix)
+
+    def to_sparse(self) -> scipy.sparse.csr_array:
+        """The matrix."""
+        return scipy.sparse.csr_array(np.asarray(self.matrix, np.float64))
+
+
+@unfused
+def gossip(neighbours: jax.Array, values: jax.Array, table: jax.Array) -> jax.Array:
+    """Computes x_i + sum_j w_ij (t_j - x_i); x are the first rows of the table `[.., p]`, or all.
+
+    They are not handed over by themselves: XLA (jax 0.12) takes two arguments of a call for different memory, and would
+    write over rows of x, which are those of the table, before all have been read.
+    """
+    x = mixed = table[: len(values)]
+    # Unrolled, XLA fuses the gathers into one pass; a single gather of all neighbours would be written out.
+    for k in range(values.shape[1]):
+        mixed = mixed + values[:, k, None] * (rows_of(table, neighbours[:, k]) - x)
+    return mixed
+
+
+@unfused
+def _group_means(members: jax.Array, shares: jax.Array, x: jax.Array) -> jax.Array:
+    if members.shape[1] > MOST_UNROLLED:
+        return jnp.einsum("gm,gmp->gp", shares, rows_of(x, members), precision="highest")
+    return sum(
+        (shares[:, k, None] * rows_of(x, members[:, k]) for k in range(members.shape[1])),
+        start=jnp.zeros((len(members), x.shape[1]), x.dtype),
+    )
+
+
+def flat(x: jax.Array) -> jax.Array:
+    """One row per node: loops over short last axes, such as that of ten classes, would not be vectorised."""
+    return x.reshape(len(x), math.prod(x.shape[1:]))
+
+
+def rows_of(x: jax.Array, nodes: jax.Array) -> jax.Array:
+    """Some rows of an array; all are known to be there."""
+    return x.at[nodes].get(mode="promise_in_bounds")
+
+
+def is_weights(value: Any) -> bool:
+    """Whether a part of a pytree is a matrix of weights, which is taken as a whole."""
+    return isinstance(value, Weights)
+
+
+def over_weights(function: Callable[[Sequence[Any]], Sequence[Any]], trees: Sequence[Any]) -> list[Any]:
+    """Replaces the weights of several pytrees, one for each run, at a time: those at the same place by `function`."""
+    flattened = [jax.tree.flatten(tree, is_leaf=is_weights) for tree in trees]
+    columns = [function(column) for column in zip(*(leaves for leaves, _ in flattened), strict=True)]
+    return [jax.tree.unflatten(flattened[0][1], leaves) for leaves in zip(*columns, strict=True)]
+
+
+def to_common_form(weights: Sequence[Weights]) -> Sequence[Weights]:
+    """Matrices of several runs in equal forms and shapes, so that they stack."""
+    if len({str(jax.tree.map(np.shape, matrix)) for matrix in weights}) == 1:
+        return weights
+    matrices = [matrix.to_sparse() for matrix in weights]
+    width = max(int(np.diff(without_diagonal(matrix).indptr).max(initial=0)) for matrix in matrices)
+    if width > MOST_UNROLLED:
+        return [Dense.from_sparse(matrix) for matrix in matrices]
+    return [Neighbours.from_sparse(matrix, width) for matrix in matrices]
+
+
+def _slots(order: np.ndarray, num_nodes: int) -> np.ndarray:
+    """The slot of each node, `[nodes]`, if node `order[k]` is in slot k."""
+    slots, used = np.zeros(num_nodes, np.int32), np.flatnonzero(order >= 0)
+    slots[order[used]] = used
+    return slots
+
+
+def _check_kind(name: str, array: np.ndarray, kinds: str, ndim: int) -> None:
+    if array.dtype.kind not in kinds or array.ndim != ndim:
+        what = "real numbers" if "f" in kinds else "integers"
+        raise ValueError(f"{name} must be {what} in {ndim} dimensions, not {array.dtype} of shape {array.shape}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError(f"{name} hold NaN or infinite values")
+
+
+def _check_range(name: str, array: np.ndarray, size: int, what: str) -> None:
+    wrong = array[(array < 0) | (array >= size)]
+    if len(wrong):
+        raise ValueError(f"{name} hold {wrong[0]}, which leaves the {what} 0..{size - 1}")
+
+
+def check_square(matrix: Any) -> None:
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0 or matrix.dtype.kind not in "iuf":
+        raise ValueError(f"a matrix of weights must be real and square, not {matrix.dtype} of shape {matrix.shape}")
+
+
+def check_rows(matrix: scipy.sparse.csr_array | np.ndarray, name: str = "row") -> None:
+    """Raises a `ValueError` unless every row sums to 1; `name` is what rows are called in its message."""
+    with np.errstate(invalid="ignore"):
+        sums = matrix.sum(axis=1, dtype=np.float64)
+    if not np.isfinite(sums).all():
+        raise ValueError("the matrix of weights holds NaN or infinite values")
+    worst = int(np.abs(sums - 1).argmax())
+    if abs(sums[worst] - 1) > TOLERANCE:
+        raise ValueError(f"{name} {worst} of the weights sums to {sums[worst]:.6g}; every {name} must sum to 1")
+
+
+def largest_entry(matrix: scipy.sparse.csr_array) -> tuple[int, int, float]:
+    """Row, column and value of the entry that is largest in absolute value."""
+    entries = scipy.sparse.coo_array(matrix)
+    if entries.nnz == 0:
+        return 0, 0, 0.0
+    where = int(np.abs(entries.data).argmax())
+    row, column = entries.coords
+    return int(row[where]), int(column[where]), float(entries.data[where])
+
+
+def without_diagonal(matrix: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+    matrix = matrix.tocsr(copy=True)
+    matrix.setdiag(0)
+    matrix.eliminate_zeros()
+    matrix.sort_indices()
+    return matrix
+
+
+def with_unit_rows(matrix: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+    """Sets the diagonal to what the rest of each row leaves to 1, so that no residue of rounding remains."""
+    matrix = without_diagonal(matrix)
+    return (matrix + scipy.sparse.diags_array(1 - matrix.sum(axis=1))).tocsr()
