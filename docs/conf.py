@@ -11,6 +11,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 project = "dcliques_jax"
 author = "the authors of dcliques_jax"
+html_show_copyright = False
 version = release = dcliques_jax.__version__
 
 extensions = [
@@ -40,7 +41,7 @@ nb_execution_mode = "force"
 nb_execution_timeout = 900
 nb_execution_raise_on_error = True
 nb_output_stderr = "remove"  # progress bars
-# The page of the paper includes one that has no title of its own.
+# The page of verdicts includes one that has no title of its own.
 suppress_warnings = ["mystnb.unknown_mime_type", "myst.header"]
 
 # Sphinx reads what lies in its folder only: the notebooks are copied there.

@@ -5,7 +5,7 @@ Two hosts (the first one's address must be reachable from the second):
     host-a$ python examples/multi_host.py --coordinator host-a:1234 --processes 2 --process 0
     host-b$ python examples/multi_host.py --coordinator host-a:1234 --processes 2 --process 1
 
-SLURM, one task a node; JAX finds the others by itself:
+SLURM, one task per node; JAX finds the others by itself:
 
     srun --nodes=2 --ntasks-per-node=1 --gpus-per-task=4 python examples/multi_host.py
 
@@ -19,7 +19,7 @@ Without a cluster, two processes of one machine, with two devices each:
     python examples/multi_host.py --coordinator localhost:1234 --processes 2 --process 0 &
     python examples/multi_host.py --coordinator localhost:1234 --processes 2 --process 1
 
-With --checkpoints on a file system that all hosts share, the same command goes on after an interruption, also on
+With --checkpoints on a file system that all hosts share, the same command resumes after an interruption, also on
 another number of hosts or devices.
 """
 
