@@ -14,12 +14,12 @@ from harness import Line, interleaved
 from jax.experimental import sparse
 
 import dcliques_jax as dc
-from dcliques_jax._apart import apart
+from dcliques_jax._engine.xla import unfused
 
 STEPS = 10
 
 
-@apart
+@unfused
 def scaled(x):
     """Writes the parameters once; stands in for the update of a round."""
     return x * 1.0001

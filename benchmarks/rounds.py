@@ -120,7 +120,7 @@ class WithTorch(ByHand):
 def ours(topology, data, batch_size, momentum):
     features = data.dataset.train_inputs[0].size
     start = {"Dense_0": {"kernel": np.zeros((features, 10), np.float32), "bias": np.zeros(10, np.float32)}}
-    return workloads.Rounds(topology, data, batch_size, optax.sgd(RATE, momentum=momentum or None), init=start)
+    return workloads.rounds(topology, data, batch_size, optax.sgd(RATE, momentum=momentum or None), init=start)
 
 
 def measure(quick):
@@ -150,7 +150,7 @@ def compared(workload, topology, data, batch_size, momentum, rounds, repeats):
     yield Line("a round", workload, "dcliques_jax", *times["dcliques_jax"], *against)
     for label in by_hand:
         yield Line("a round", workload, label, *times[label])
-    parameters = sum(leaf.nbytes for leaf in mine.state.params["Dense_0"].values())
+    parameters = sum(leaf.nbytes for leaf in mine.params["Dense_0"].values())
     least = (3 if momentum else 2) * parameters + data.dataset.train_inputs.size
     held = mine.memory()
     against = ("parameters, momentum, gradients, data", least, ">= 0.5")
@@ -163,4 +163,4 @@ def check(topology, data, momentum, make):
     expected = make(topology, data, size, momentum, False).run(3)
     mine = ours(topology, data, size, momentum)
     mine.run(3)
-    np.testing.assert_allclose(mine.models()["Dense_0"]["kernel"], expected, atol=1e-4)
+    np.testing.assert_allclose(mine.params["Dense_0"]["kernel"], expected, atol=1e-4)

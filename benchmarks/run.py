@@ -1,6 +1,6 @@
 """Runs all benchmarks and writes a table, in Markdown and in JSON.
 
-    python benchmarks/run.py [--quick] [--only rounds networks ...] [--out FOLDER]
+    python benchmarks/run.py [--quick] [--only rounds convolutions ...] [--out FOLDER]
 
 One file asks one question; `README.md` tells the method. With `--quick` everything is tiny: it shows that the scripts
 work and that both sides compute the same, not how fast they are.
@@ -15,7 +15,7 @@ import os
 import pathlib
 import platform
 
-QUESTIONS = ("rounds", "networks", "mixing", "evaluation", "runs", "graphs", "scaling")
+QUESTIONS = ("rounds", "convolutions", "mixing", "evaluation", "runs", "graphs", "scaling")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "scipy", "torch")
 
 

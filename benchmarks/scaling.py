@@ -34,7 +34,7 @@ def measure(quick):
     sizes = [20, 40] if quick else [100, 300, 1000, 3000, 10_000, 30_000, 100_000]
     found = {}
     for num_nodes in sizes:
-        rounds = workloads.Rounds(*small_world(num_nodes), SIZE, optax.sgd(0.1))
+        rounds = workloads.rounds(*small_world(num_nodes), SIZE, optax.sgd(0.1))
         repeats, count = (1, 2) if quick else (5, 20) if num_nodes < 1000 else (5, 4) if num_nodes < 30_000 else (3, 2)
         ((best, median),) = per_round({"run": rounds.run}, repeats, count).values()
         found[num_nodes] = best / num_nodes, median / num_nodes
@@ -68,7 +68,7 @@ def on_devices(num_nodes, count):
 
     topology, data = small_world(num_nodes)
     mesh = jax.make_mesh((count,), ("nodes",))
-    rounds = workloads.Rounds(topology, data, SIZE, optax.sgd(0.1), mesh=mesh)
+    rounds = workloads.rounds(topology, data, SIZE, optax.sgd(0.1), mesh=mesh)
     report = topology.report(num_parameters=7850, num_devices=count)
     return {
         "nodes": rounds.layout.placements[0].per_device,

@@ -1,10 +1,8 @@
 """The problems that benchmarks are run on."""
 
-import jax
 import numpy as np
 
 import dcliques_jax as dc
-from dcliques_jax import _layouts, _plans
 
 SILENT = {"progress": False}
 
@@ -26,31 +24,10 @@ def d_cliques(data, inter="fully_connected"):
     return dc.topologies.d_cliques(data.label_distribution, inter=inter, max_steps=100)
 
 
-class Rounds:
+def rounds(
+    topology, data, batch_size, optimizer, *, model=None, init="shared", clique_averaging=True, mesh=None
+):
     """Rounds of the library and nothing else: what `dcliques_jax.simulate` runs between two evaluations."""
-
-    def __init__(
-        self, topology, data, batch_size, optimizer, *, model=None, init="shared", clique_averaging=True, mesh=None
-    ):
-        model = model or dc.models.logistic_regression()
-        self.algorithm = dc.algorithms.dsgd(optimizer, clique_averaging=clique_averaging)
-        runs = _plans.make_runs(topology, data, 0, None)
-        plan = _plans.make_plan(runs, rounds=1, batch_size=batch_size)
-        parts = _plans.Parts(dc.models.as_model(model), "", self.algorithm, dc.metrics.cross_entropy, init)
-        self.layout = _layouts.make_layout(runs, parts, mesh)
-        self.rounds = _layouts.prepare(self.layout, plan)
-        self.state = self.rounds.state
-
-    def run(self, rounds):
-        """Goes on for some rounds."""
-        self.state, _ = self.rounds.run(self.state, rounds)
-        jax.block_until_ready(self.state)
-
-    def models(self):
-        """The models of all nodes, in the order of the topology."""
-        state = _layouts.in_topology_order(self.layout, self.state, [])
-        return jax.tree.map(lambda leaf: leaf[0], state.params)
-
-    def memory(self):
-        """Bytes of device memory at the peak."""
-        return self.rounds.memory()
+    algorithm = dc.algorithms.dsgd(optimizer, clique_averaging=clique_averaging)
+    options = {"model": model, "algorithm": algorithm, "batch_size": batch_size, "init": init, "mesh": mesh}
+    return dc.prepare(topology, data, **options)

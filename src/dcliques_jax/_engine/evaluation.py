@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from dcliques_jax import metrics
 from dcliques_jax._engine import cache_key
@@ -146,7 +146,10 @@ class Evaluation:
         lowered = cache_key.lower(summarise, None, carry.params, nodes, mesh=mesh)
         self._summarise = lowered.compile(mesh)
         self._programs: dict[Any, Any] = {}
-        mean = jax.eval_shape(summarise, None, carry.params, nodes, mesh=mesh).mean_model
+        where = None if mesh is None else NamedSharding(mesh, REPLICATED)
+        mean = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0], *leaf.shape[2:]), leaf.dtype, sharding=where), carry.params
+        )
         for size in {chunk.shape[1] for chunk in self._chunks}:
             self._programs[size] = self._compiled(self._in_chunks, carry.params, mean, self._chosen[:, :size])
         if self._whole:

@@ -39,7 +39,7 @@ class FlaxGNLeNet(nn.Module):
 
 
 def ours(topology, data, batch_size, start):
-    return workloads.Rounds(
+    return workloads.rounds(
         topology,
         data,
         batch_size,
@@ -155,14 +155,14 @@ def compared(name, topology, data, batch_size, vmap, repeats):
     if importlib.util.find_spec("torch"):
         other = WithTorch(topology, data, start)
         other.run(1)
-        check(mine.models(), other)
+        check(mine.params, other)
         subjects["PyTorch, a loop over nodes"] = other.run
     times = per_round(subjects, repeats, 1)
     if vmap:
         params, (first, *seconds) = with_vmap(topology, data, start, 2)
         again = ours(topology, data, batch_size, start)
         again.run(2)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), params, again.models())
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), params, again.params)
         times["jax.vmap of flax"] = min(seconds), float(np.median(seconds))
         notes["jax.vmap of flax"] = f"first call {first:.0f} s"
     for against, goal in (("PyTorch, a loop over nodes", ">= 1"), ("jax.vmap of flax", ">= 8")):
