@@ -9,18 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from dcliques_jax import (
-    _devices,
-    _layouts,
-    _plans,
-    algorithms,
-    datasets,
-    metrics,
-    models,
-    partitions,
-    simulate,
-    topologies,
-)
+from dcliques_jax import algorithms, datasets, metrics, mixing, models, partitions, prepare, simulate, topologies
+from dcliques_jax._engine import simulation
+from dcliques_jax._mesh.transfer import AXIS
 
 DATA = datasets.synthetic(num_train=2000, num_test=30, input_shape=(7,), seed=1)
 SHARDS = partitions.shards(DATA, 100, seed=1)
@@ -40,7 +31,7 @@ TOPOLOGIES = {
 
 
 def mesh(count=8):
-    return jax.make_mesh((count,), (_devices.AXIS,), devices=jax.devices()[:count])
+    return jax.make_mesh((count,), (AXIS,), devices=jax.devices()[:count])
 
 
 def run(topology, data, **arguments):
@@ -112,17 +103,10 @@ def test_networks_are_shared_out_too():
 
 def collectives(topology, data, count=8, **arguments):
     """Operations of the compiled rounds that move something between devices: (kind, bytes of all devices)."""
-    runs = _plans.make_runs(topology, data, 0, None)
-    plan = _plans.make_plan(runs, rounds=3)
-    parts = _plans.Parts(
-        models.as_model(models.logistic_regression()),
-        "",
-        arguments.get("algorithm", MOMENTUM),
-        metrics.cross_entropy,
-        "shared",
-    )
-    layout = _layouts.make_layout(runs, parts, _devices.check_mesh(mesh(count)))
-    text = _layouts.prepare(layout, plan).program.as_text()
+    arguments = {"algorithm": MOMENTUM} | arguments
+    rounds = prepare(topology, data, mesh=mesh(count), **arguments)
+    rounds.begin()
+    text = rounds._program.as_text()
     kinds = "all-gather|all-reduce|collective-permute|all-to-all|reduce-scatter|collective-broadcast"
     found = []
     for shape, kind in re.findall(rf"= (\([^)]*\)|\S+) ({kinds})(?:-start)?\(", text):
@@ -135,7 +119,7 @@ def collectives(topology, data, count=8, **arguments):
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_only_boundary_rows_move_and_as_many_as_the_report_says(name, monkeypatch):
-    monkeypatch.setattr(_layouts, "_MOST_ROUNDS", 3)
+    monkeypatch.setattr(simulation, "_MOST_ROUNDS", 3)
     topology, data = TOPOLOGIES[name]
     found = collectives(topology, data)
     parameters = 10 * 7 + 10
@@ -192,39 +176,33 @@ def test_a_run_goes_on_with_another_number_of_devices(counts, tmp_path):
 # Errors
 
 
-@pytest.mark.filterwarnings("ignore:on a mesh an algorithm sees")
 def test_what_devices_cannot_share_is_refused():
     star = topologies.from_edges(100, [(0, i) for i in range(1, 100)])
     with pytest.raises(ValueError, match="Dense weights multiply all models"):
         run(star, SHARDS, mesh=mesh())
-    with pytest.raises(ValueError, match="a mesh needs an algorithm that can reorder its state"):
-        run(*TOPOLOGIES["small world"], mesh=mesh(), algorithm=MOMENTUM._replace(reorder=None))
+    for wrong in (jax.make_mesh((8,), ("x",)), jax.make_mesh((4, 2), ("nodes", "x")), 8):
+        with pytest.raises(ValueError, match="must have one axis named 'nodes'"):
+            run(*TOPOLOGIES["small world"], mesh=wrong)
 
-    def changes(params, gradients, state):
-        halved = jax.tree.map(lambda leaf: leaf // 2, state.weights)
-        return MOMENTUM.step(params, gradients, state._replace(weights=halved))
 
-    with pytest.raises(ValueError, match="changes the weights in its state"):
-        run(*TOPOLOGIES["small world"], mesh=mesh(), algorithm=MOMENTUM._replace(step=changes))
+class Watched(NamedTuple):
+    own: Any
+    largest: jax.Array  # of all nodes
+    rounds: jax.Array
 
-    class Watched(NamedTuple):
-        own: Any
-        largest: jax.Array  # of all nodes
-        rounds: jax.Array
 
-    def init(topology, params):
-        return Watched(MOMENTUM.init(topology, params), jnp.zeros(()), jnp.zeros((), jnp.int32))
+def watching(see):
+    def init(params, network):
+        return Watched(MOMENTUM.init(params, network), jnp.zeros(()), jnp.zeros((), jnp.int32))
 
-    def reorder(state, order):
-        return state._replace(own=MOMENTUM.reorder(state.own, order))
+    def step(params, gradients, state, network, round):
+        params, own = MOMENTUM.step(params, gradients, state.own, network, round)
+        return see(params, Watched(own, state.largest, state.rounds + 1))
 
-    def watching(see):
-        def step(params, gradients, state):
-            params, own = MOMENTUM.step(params, gradients, state.own)
-            return see(params, Watched(own, state.largest, state.rounds + 1))
+    return MOMENTUM._replace(init=init, step=step)
 
-        return algorithms.Algorithm(init, step, reorder)
 
+def test_nodes_that_see_each_other_without_weights_are_refused():
     def largest(params, state):
         return params, state._replace(largest=jax.tree.leaves(params)[0].max())
 
@@ -232,15 +210,69 @@ def test_what_devices_cannot_share_is_refused():
         return jax.tree.map(lambda leaf: leaf - leaf.mean(axis=0, keepdims=True), params), state
 
     for see in (largest, centred):
-        with pytest.raises(ValueError, match="lets nodes see each other by other ways than Weights"):
+        with pytest.raises(ValueError, match="lets nodes see each other without Weights"):
             run(*TOPOLOGIES["small world"], mesh=mesh(), algorithm=watching(see))
+
+
+# Own algorithms
+
+
+def test_scalars_in_a_state_are_the_same_on_all_devices():
     counting = watching(lambda *both: both)
-    with pytest.warns(UserWarning, match="row k is not node k"):
-        run(*TOPOLOGIES["small world"], mesh=mesh(), algorithm=counting)
-    assert_close(
-        run(*TOPOLOGIES["small world"], mesh=mesh(), algorithm=counting),
-        run(*TOPOLOGIES["small world"], algorithm=counting),
+    alone, shared = (run(*TOPOLOGIES["small world"], algorithm=counting, mesh=m) for m in (None, mesh()))
+    assert_close(shared, alone)
+    assert int(shared.state.algorithm.rounds) == int(alone.state.algorithm.rounds) == 8
+
+
+def gradient_tracking(rate):
+    """theta <- W (theta - rate y), y <- W y + g - (the last g)."""
+
+    def init(params, network):
+        return {name: jax.tree.map(jnp.zeros_like, params) for name in ("tracker", "last")}
+
+    def step(params, gradients, state, network, round):
+        tracker = mixing.mix(network.gossip, state["tracker"])
+        tracker = jax.tree.map(lambda y, g, last: y + g - last, tracker, gradients, state["last"])
+        params = mixing.mix(network.gossip, jax.tree.map(lambda p, y: p - rate * y, params, tracker))
+        return params, {"tracker": tracker, "last": gradients}
+
+    return algorithms.Algorithm(algorithms.over_topology(clique_averaging=False), init, step)
+
+
+def test_every_algorithm_runs_on_a_mesh_with_seeds_and_resumes(tmp_path):
+    topology, data = TOPOLOGIES["small world"]
+    tracking = gradient_tracking(0.1)
+    assert_close(*(run(topology, data, algorithm=tracking, seeds=[3, 1], mesh=m) for m in (mesh(), None)))
+    arguments = {"algorithm": tracking, "checkpoint_dir": tmp_path, "mesh": mesh()}
+    run(topology, data, on_evaluation=lambda record: record.epoch == 1, **arguments)
+    assert_close(run(topology, data, **arguments), run(topology, data, algorithm=tracking))
+
+
+def test_draws_by_node_are_the_same_on_eight_devices():
+    def init(params, network):
+        return jnp.zeros(len(jax.tree.leaves(params)[0]))
+
+    noisy = algorithms.dsgd()._replace(
+        init=init, step=lambda p, g, s, network, round: (p, jax.vmap(jax.random.uniform)(round.node_keys()))
     )
-    for wrong in (jax.make_mesh((8,), ("x",)), jax.make_mesh((4, 2), ("nodes", "x")), 8):
-        with pytest.raises(ValueError, match="must have one axis named 'nodes'"):
-            run(*TOPOLOGIES["small world"], mesh=wrong)
+    for name in ("small world", "ring"):
+        alone, shared = (run(*TOPOLOGIES[name], algorithm=noisy, mesh=m).state.algorithm for m in (None, mesh()))
+        np.testing.assert_array_equal(alone, shared)
+        assert len(np.unique(alone)) == len(alone)
+
+
+def test_metrics_are_the_same_on_eight_devices():
+    def norm(params, inputs, labels):
+        return sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(params)) + inputs.mean()
+
+    measured = {
+        "norm": norm,
+        "of the mean model": metrics.of_mean_model(norm),
+        "whole": metrics.whole(lambda params, inputs, labels: labels.max() + 0 * params["Dense_0"]["bias"]),
+    }
+    for more in ({}, {"eval_nodes": 13}):
+        one, other = (
+            run(*TOPOLOGIES["small world"], metrics=measured, mesh=m, **more).history.extra for m in (None, mesh())
+        )
+        for name in measured:
+            np.testing.assert_allclose(one[name], other[name], rtol=1e-5, err_msg=name)

@@ -45,8 +45,8 @@ def test_the_paper_s_example_of_two_cliques():
 
 FORMS = {
     "Neighbours": mixing.metropolis_hastings(topologies.ring(12)),
-    "Groups": mixing.metropolis_hastings(topologies.fully_connected(12)),
-    "Groups of uneven size": mixing.clique_average(
+    "GroupMean": mixing.metropolis_hastings(topologies.fully_connected(12)),
+    "GroupMean of uneven size": mixing.clique_average(
         topologies.d_cliques(np.eye(3)[np.arange(12) % 3], clique_size=5, max_steps=0)
     ),
     "Dense": mixing.metropolis_hastings(topologies.from_networkx(nx.star_graph(80))),
@@ -117,7 +117,7 @@ def test_gossip_keeps_equal_models_equal_to_the_last_bit():
     np.testing.assert_array_equal(mixed, x)
 
 
-@pytest.mark.parametrize("name", ["Neighbours", "Dense", "Groups"])
+@pytest.mark.parametrize("name", ["Neighbours", "Dense", "GroupMean"])
 def test_the_mean_hardly_drifts_over_many_mixings(name):
     weights = FORMS[name]
     x = jax.random.normal(jax.random.key(0), (weights.num_nodes, 50)) + 1
@@ -139,7 +139,7 @@ def test_lanczos_agrees_with_all_eigenvalues(monkeypatch):
         weights = mixing.metropolis_hastings(topology)
         exact = mixing.second_eigenvalue(weights)
         with monkeypatch.context() as patch:
-            patch.setattr(mixing, "_DENSE_SPECTRUM", 10)
+            patch.setattr("dcliques_jax._mixing.spectrum._DENSE_SPECTRUM", 10)
             assert mixing.second_eigenvalue(weights) == pytest.approx(exact, abs=1e-6)
 
 
