@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from dcliques_jax import _checks
 from dcliques_jax._engine import cache_key, layout, program, state
 from dcliques_jax._engine.evaluation import Evaluation
 from dcliques_jax._engine.losses import Losses
@@ -85,7 +86,7 @@ class Simulation:
 
         The first call compiles the rounds; later ones, of any number of rounds, compile nothing.
         """
-        self.advance(self.round + rounds)
+        self.advance(self.round + _checks.integer("rounds", rounds, 0))
 
     def evaluate(self) -> Record:
         """Measures all models; `train_loss` is that of the rounds since the last evaluation."""
