@@ -167,7 +167,8 @@ class Simulation:
 
     def for_user(self, record: Record) -> Record:
         """A record that cannot be changed, without the axis of runs if the user knows of none."""
-        measured = {name: self.of_user(getattr(record, name)) for name in (*MEASURED, "extra")}
+        measured: dict[str, Any] = {name: self.of_user(getattr(record, name)) for name in MEASURED}
+        measured["extra"] = {name: self.of_user(values) for name, values in record.extra.items()}  # in their order
         models = None if record.models is None else lambda: self.of_user(record.models())  # type: ignore[misc]
         return dataclasses.replace(record, **measured, models=models)
 
