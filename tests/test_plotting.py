@@ -225,6 +225,80 @@ def test_a_partition_is_drawn_as_its_counts():
     axes.figure.canvas.draw()
 
 
+def with_classes(result, values=None, **changes):
+    """The result with made-up accuracies on five classes."""
+    if values is None:
+        values = np.random.default_rng(0).random((*result.history.accuracy.shape, 5))
+    history = dataclasses.replace(result.history, extra={"per_class_accuracy": values})
+    return dataclasses.replace(result, history=history, **changes)
+
+
+def test_classes_are_drawn_for_every_node_clique_by_clique(one):
+    result = with_classes(one)
+    axes = plotting.plot_per_class(result)
+    (image,) = axes.images
+    ids = result.topology.clique_ids
+    order = np.argsort(ids, kind="stable")
+    assert (np.diff(order) < 0).any()
+    last = result.history.extra["per_class_accuracy"][-1]
+    np.testing.assert_allclose(image.get_array(), 100 * last[order])
+    assert image.get_clim() == (0, 100)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("class", "node, clique by clique")
+    assert axes.figure.axes[1].get_ylabel() == "accuracy (%)"
+    gaps = [path.vertices[0, 1] for path in axes.collections[0].get_paths()]
+    np.testing.assert_allclose(gaps, np.cumsum(np.bincount(ids))[:-1] - 0.5)
+
+
+def test_rows_are_named_by_their_nodes(one):
+    axes = plotting.plot_per_class(with_classes(one))
+    axes.figure.canvas.draw()
+    order = np.argsort(one.topology.clique_ids, kind="stable")
+    rows = [(tick.get_position()[1], tick.get_text()) for tick in axes.get_yticklabels()]
+    named = {int(row): text for row, text in rows if text}
+    assert len(named) > 3
+    assert named == {row: str(order[row]) for row in named}
+
+
+def test_without_cliques_nodes_are_drawn_in_their_order(one):
+    result = with_classes(one, topology=GRAPHS["ring"])
+    axes = plotting.plot_per_class(result)
+    np.testing.assert_allclose(axes.images[0].get_array(), 100 * result.history.extra["per_class_accuracy"][-1])
+    assert axes.get_ylabel() == "node"
+    assert not axes.collections
+
+
+def test_classes_of_several_seeds_are_their_mean_and_blank_where_there_is_none(several):
+    values = np.random.default_rng(0).random((2, 3, 20, 5))
+    values[..., 3] = np.nan
+    values[0, ..., 2] = np.nan
+    history = dataclasses.replace(several.history, eval_nodes=np.tile(np.arange(20), (2, 1)))
+    result = with_classes(dataclasses.replace(several, history=history), values)
+    found = plotting.plot_per_class(result).images[0].get_array()
+    np.testing.assert_allclose(found[:, :2], 100 * values[:, -1, :, :2].mean(axis=0))
+    np.testing.assert_allclose(found[:, 2], 100 * values[1, -1, :, 2])
+    assert np.ma.getmaskarray(found)[:, 3].all()
+
+
+def test_classes_of_some_nodes_are_drawn(one):
+    nodes = np.array([3, 8, 17])
+    history = dataclasses.replace(one.history, accuracy=one.history.accuracy[:, nodes], eval_nodes=nodes)
+    result = with_classes(dataclasses.replace(one, history=history))
+    assert plotting.plot_per_class(result).images[0].get_array().shape == (3, 5)
+
+
+def test_classes_must_have_been_measured(one, several):
+    with pytest.raises(ValueError, match=r"no metric 'per_class_accuracy' .*metrics.per_class_accuracy\(model\)"):
+        plotting.plot_per_class(one)
+    with pytest.raises(ValueError, match=r"shape \(3, 20\): pass the name of one that is \[t, nodes, classes\]"):
+        plotting.plot_per_class(with_classes(one, one.history.accuracy))
+    with pytest.raises(ValueError, match="no result to draw"):
+        plotting.plot_per_class({"one": one})
+    history = dataclasses.replace(several.history, eval_nodes=np.stack([np.arange(20), np.arange(20)[::-1]]))
+    with pytest.raises(ValueError, match="other nodes were evaluated for every seed"):
+        plotting.plot_per_class(with_classes(dataclasses.replace(several, history=history)))
+    assert not plt.get_fignums()
+
+
 def test_seeds_give_a_band_and_mean_lines(several):
     axes = several.plot(label="two")
     percent = 100 * several.history.accuracy
@@ -368,6 +442,7 @@ PICTURES = {
     "result": lambda one, ax: one.plot(ax),
     "consensus": lambda one, ax: plotting.plot_consensus({"one": one}, ax=ax),
     "messages": lambda one, ax: plotting.plot_accuracy_per_message({"one": one}, ax=ax),
+    "classes": lambda one, ax: plotting.plot_per_class(with_classes(one), ax=ax),
     "skew": lambda one, ax: plotting.plot_skew(LABELS, {"one": GRAPHS["fully_connected cliques"].clique_ids}, ax=ax),
 }
 

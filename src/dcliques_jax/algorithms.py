@@ -43,6 +43,10 @@ class Network(NamedTuple):
     gossip: mixing.Weights  # W, which mixes models
     gradients: mixing.Weights  # G, which averages gradients
 
+    def at(self, round: Round) -> "Network":
+        """The network of one round."""
+        return Network(*(weights.at(round) for weights in self))
+
 
 class Traffic(NamedTuple):
     """What each node sends in one round."""

@@ -236,6 +236,38 @@ def plot_accuracy_per_message(
     return _finish(ax, "messages sent per node", "test accuracy (%)", new)
 
 
+def plot_per_class(result: Result, name: str = "per_class_accuracy", *, ax: Any = None) -> Any:
+    """Draws which node has forgotten which class: the accuracy of every node on every class at the last evaluation.
+
+    Nodes are rows, clique by clique with a gap between cliques if the topology has any. Of several seeds the mean is
+    drawn. Classes without examples stay blank.
+
+    Args:
+      result: a result of `simulate(metrics={name: metrics.per_class_accuracy(model)})`.
+      name: the name of the metric, `[t, nodes, classes]`.
+      ax: matplotlib axes.
+    """
+    from matplotlib.ticker import FuncFormatter
+
+    nodes, values = _per_class(result, name)
+    ids = None if isinstance(result.topology, list) else result.topology.clique_ids
+    if ids is not None:
+        order = np.argsort(ids[nodes], kind="stable")
+        nodes, values = nodes[order], values[order]
+    ax = _axes(ax, 5 / 7)
+    image = ax.imshow(100 * values, aspect="auto", vmin=0, vmax=100, cmap="viridis", interpolation="none")
+    if ids is not None:
+        gaps = np.flatnonzero(np.diff(ids[nodes])) + 0.5
+        ax.hlines(gaps, -0.5, values.shape[1] - 0.5, colors=[ax.get_facecolor()], linewidths=_line_width())
+    ax.set(xlabel="class", ylabel="node" if ids is None else "node, clique by clique")
+    ax.locator_params(integer=True)
+    ax.yaxis.set_major_formatter(
+        FuncFormatter(lambda row, _: str(nodes[int(row)]) if 0 <= row < len(nodes) and row == int(row) else "")
+    )
+    ax.figure.colorbar(image, ax=ax, label="accuracy (%)")
+    return ax
+
+
 def plot_skew(
     label_distribution: npt.ArrayLike, clique_ids_by_name: Mapping[str, npt.ArrayLike], *, ax: Any = None
 ) -> Any:
@@ -405,6 +437,28 @@ def _messages(label: str, result: Result) -> float:
         f"the algorithm of result {label!r} does not tell what it sends: pass the messages per node and round, "
         f"messages={{{label!r}: ...}}, or give the algorithm Traits(sends=...)"
     )
+
+
+def _per_class(result: Result, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The evaluated nodes, and their accuracy on every class at the last evaluation `[nodes, classes]`."""
+    if not isinstance(result, Result):
+        raise ValueError(f"there is no result to draw in {result!r}: pass what simulate returned")
+    history = result.history
+    if name not in history.extra:
+        raise ValueError(
+            f"the result has no metric {name!r} among {list(history.extra)}: pass its name, or measure it with "
+            f"simulate(metrics={{{name!r}: metrics.per_class_accuracy(model)}})"
+        )
+    values, nodes = history.extra[name], history.eval_nodes
+    if values.shape[:-1] != history.accuracy.shape:
+        raise ValueError(f"metric {name!r} has shape {values.shape}: pass the name of one that is [t, nodes, classes]")
+    nodes = nodes.reshape(-1, nodes.shape[-1])
+    if (nodes != nodes[0]).any():
+        raise ValueError("other nodes were evaluated for every seed: pass simulate(eval_nodes=...) a list of nodes")
+    last = values.reshape(-1, *values.shape[-3:])[:, -1]  # [seeds, nodes, classes]
+    counts = np.isfinite(last).sum(axis=0)
+    total = np.where(np.isfinite(last), last, 0).sum(axis=0)
+    return nodes[0], np.divide(total, counts, out=np.full(total.shape, np.nan), where=counts > 0)
 
 
 def _class_colours(count: int) -> list[Any]:

@@ -1,6 +1,7 @@
 """What a topology costs and promises, before any training."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -118,28 +119,21 @@ def make_report(
       num_parameters: size of the model, for the bytes that a node sends, at 4 bytes a parameter.
       num_devices: devices of a mesh, for what `simulate(mesh=...)` moves between them.
     """
-    n, degrees, ids = topology.num_nodes, topology.degrees, topology.clique_ids
-    clique_skews = neighbourhood_skews = None
-    if label_distribution is not None:
-        p = cliques.check_label_distribution(label_distribution)
-        if len(p) != n:
-            raise ValueError(f"label_distribution has {len(p)} rows, the topology {n} nodes")
-        neighbourhoods = (topology.adjacency() @ p + p) / (degrees + 1)[:, None]
-        neighbourhood_skews = np.abs(neighbourhoods - p.mean(axis=0)).sum(axis=1)
-        if ids is not None:
-            clique_skews = cliques.skew(ids, p)
+    degrees, ids = topology.degrees, topology.clique_ids
+    skews = _skews(topology, label_distribution)
     messages = float(degrees.mean())
     averaging = averaging_paper = None
     if topology.gradient_edges is not None:
-        averaging = messages + 2 * len(topology.gradient_edges) / n
+        averaging = messages + 2 * len(topology.gradient_edges) / topology.num_nodes
         averaging_paper = 2 * messages
     size = None if num_parameters is None else 4 * _checks.integer("num_parameters", num_parameters, 0)
     mean_distance, diameter, sources = _distances(topology)
     between = {} if num_devices is None else _between_devices(topology, num_devices, size)
     return Report(
         **between,
+        **skews,
         name=topology.name,
-        num_nodes=n,
+        num_nodes=topology.num_nodes,
         num_edges=len(topology.edges),
         num_cliques=None if ids is None else int(ids.max()) + 1,
         edges_per_node=messages,
@@ -149,16 +143,27 @@ def make_report(
         mean_distance=mean_distance,
         diameter=diameter,
         distance_sources=sources,
-        clique_skew=None if clique_skews is None else float(clique_skews.mean()),
-        max_clique_skew=None if clique_skews is None else float(clique_skews.max()),
-        neighbourhood_skew=None if neighbourhood_skews is None else float(neighbourhood_skews.mean()),
-        max_neighbourhood_skew=None if neighbourhood_skews is None else float(neighbourhood_skews.max()),
         messages=messages,
         messages_averaging=averaging,
         messages_averaging_paper=averaging_paper,
         bytes=None if size is None else messages * size,
         bytes_averaging=None if size is None or averaging is None else averaging * size,
     )
+
+
+def _skews(topology: Topology, label_distribution: npt.ArrayLike | None) -> dict[str, Any]:
+    """How far the labels of cliques and of neighbourhoods are from those of all nodes; None where there are none."""
+    skews: dict[str, np.ndarray | None] = {"clique_skew": None, "neighbourhood_skew": None}
+    if label_distribution is not None:
+        p = cliques.check_label_distribution(label_distribution)
+        if len(p) != topology.num_nodes:
+            raise ValueError(f"label_distribution has {len(p)} rows, the topology {topology.num_nodes} nodes")
+        neighbourhoods = (topology.adjacency() @ p + p) / (topology.degrees + 1)[:, None]
+        skews["neighbourhood_skew"] = np.abs(neighbourhoods - p.mean(axis=0)).sum(axis=1)
+        if topology.clique_ids is not None:
+            skews["clique_skew"] = cliques.skew(topology.clique_ids, p)
+    means = {name: None if values is None else float(values.mean()) for name, values in skews.items()}
+    return means | {f"max_{name}": None if values is None else float(values.max()) for name, values in skews.items()}
 
 
 def _between_devices(topology: Topology, num_devices: int, size: int | None) -> dict[str, int | None]:

@@ -160,7 +160,7 @@ def _check_step(algorithm: Algorithm, params: Any, state: Any, network: Network)
 
     def step(params: Any, gradients: Any, state: Any, nodes: Any, key: Any) -> Any:
         round = Round(jnp.zeros((), jnp.int32), key, nodes, lambda other: other)
-        return algorithm.step(params, gradients, state, network, round)
+        return algorithm.step(params, gradients, state, network.at(round), round)
 
     nodes = jax.ShapeDtypeStruct(jax.tree.leaves(params)[0].shape[:1], jnp.int32)
     after = jax.eval_shape(step, params, params, state, nodes, jax.eval_shape(lambda: jax.random.key(0)))

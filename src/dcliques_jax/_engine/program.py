@@ -15,7 +15,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from dcliques_jax._engine import sampling
 from dcliques_jax._engine.chunks import over_nodes
 from dcliques_jax._mesh import transfer
-from dcliques_jax._mixing.forms import is_weights
 from dcliques_jax.algorithms import Network, Round
 
 Params = Any
@@ -158,8 +157,7 @@ def _one_round(program: Program, network: Network, data: Data, examples: Example
             data.nodes,
             lambda params: over_nodes(loss_and_gradient)(params, *batch)[1],
         )
-        present = jax.tree.map(lambda weights: weights.at(round), network, is_leaf=is_weights)
-        params, algorithm = program.step(carry.params, gradients, carry.algorithm, present, round)
+        params, algorithm = program.step(carry.params, gradients, carry.algorithm, network.at(round), round)
         sizes = batch[1].sum(axis=1, dtype=jnp.int32)
         losses = jax.lax.dynamic_update_index_in_dim(losses, loss.astype(losses.dtype), index, 0)
         counts = jax.lax.dynamic_update_index_in_dim(counts, sizes, index, 0)

@@ -96,5 +96,8 @@ def make_setup(
 
 def _check_seeds(init: Any, num_runs: int) -> None:
     """Raises a `ValueError` for the state of another number of seeds."""
-    if isinstance(init, State) and jax.numpy.ndim(init.round) == 1 and len(init.round) != num_runs:
-        raise ValueError(f"init is the state of {len(init.round)} seeds, this is a run of {num_runs}: pass as many")
+    if not isinstance(init, State):
+        return
+    given = len(init.round) if jax.numpy.ndim(init.round) else 1  # runs of one state would all draw the same
+    if given != num_runs:
+        raise ValueError(f"init is the state of {given} seeds, but there are {num_runs}: pass as many")

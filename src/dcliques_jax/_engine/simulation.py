@@ -85,7 +85,7 @@ class Simulation:
 
         The first call compiles the rounds; later ones, of any number of rounds, compile nothing.
         """
-        self.advance(self.round + rounds)
+        self.advance(self.round + _checks.integer("rounds", rounds, 0))
 
     def evaluate(self) -> Record:
         """Measures all models; `train_loss` is that of the rounds since the last evaluation."""
@@ -171,11 +171,12 @@ class Simulation:
 
     def for_user(self, record: Record) -> Record:
         """A record that cannot be changed, without the axis of runs if the user knows of none."""
-        measured = {name: getattr(record, name) for name in (*MEASURED, "extra")}
-        for array in jax.tree.leaves(measured):
+        for array in jax.tree.leaves([record.extra, *(getattr(record, name) for name in MEASURED)]):
             array.flags.writeable = False  # a callback must not change history
+        measured: dict[str, Any] = {name: self.of_user(getattr(record, name)) for name in MEASURED}
+        measured["extra"] = {name: self.of_user(values) for name, values in record.extra.items()}  # in their order
         models = None if record.models is None else lambda: self.of_user(record.models())  # type: ignore[misc]
-        return dataclasses.replace(record, **self.of_user(measured), models=models)
+        return dataclasses.replace(record, **measured, models=models)
 
     @property
     def starts(self) -> list[State]:

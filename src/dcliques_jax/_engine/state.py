@@ -74,8 +74,6 @@ def _continued(runs: list[Run], recipe: Recipe, networks: list[Network]) -> list
     """The states that `init` holds, one for each run."""
     given: State = recipe.init
     several = np.ndim(given.round) == 1
-    if several and len(given.round) != len(runs):
-        raise ValueError(f"init is the state of {len(given.round)} seeds, but there are {len(runs)}: pass as many")
 
     def of_run(number: int, run: Run, network: Network) -> State:
         mine = jax.tree.map(lambda leaf: leaf[number] if several else leaf, given)

@@ -332,6 +332,12 @@ def to_common_form(weights: Sequence[Weights]) -> Sequence[Weights]:
     """Matrices of several runs in equal forms and shapes, so that they stack."""
     if len({str(jax.tree.map(np.shape, matrix)) for matrix in weights}) == 1:
         return weights
+    for matrix in weights:
+        if type(matrix).at is not Weights.at:
+            raise ValueError(
+                f"{type(matrix).__name__} weights, which change from round to round, have other shapes for other "
+                "seeds: pad their arrays to the same shapes"
+            )
     matrices = [matrix.to_sparse() for matrix in weights]
     width = max(int(np.diff(without_diagonal(matrix).indptr).max(initial=0)) for matrix in matrices)
     if width > MOST_UNROLLED:
