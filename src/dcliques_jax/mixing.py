@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from dcliques_jax import _arrays, _checks
+from dcliques_jax import _arrays, _checks, _edges
 from dcliques_jax._mixing.forms import (
     MOST_UNROLLED,
     TOLERANCE,
@@ -31,7 +31,7 @@ from dcliques_jax._mixing.forms import (
     without_diagonal,
 )
 from dcliques_jax._mixing.spectrum import second_eigenvalue, spectral_gap
-from dcliques_jax.topologies import Edges, Topology, check_edges
+from dcliques_jax.topologies import Edges, Topology
 
 __all__ = [
     "Dense",
@@ -118,7 +118,7 @@ def neighbourhood_average(num_nodes: int, edges: Edges) -> Weights:
            [0.   , 0.5  , 0.5  ]])
     """
     num_nodes = _checks.integer("num_nodes", num_nodes, 1)
-    pairs = check_edges(num_nodes, edges)
+    pairs = _edges.checked(num_nodes, edges)
     ends = np.concatenate([pairs, pairs[:, ::-1]])
     degrees = np.bincount(ends[:, 0], minlength=num_nodes)
     rows = scipy.sparse.csr_array((1 / (degrees[ends[:, 0]] + 1), (ends[:, 0], ends[:, 1])), (num_nodes, num_nodes))

@@ -5,22 +5,19 @@ Builders never see data, only label distributions `[nodes, classes]`.
 """
 
 import dataclasses
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from dcliques_jax import _arrays, _checks, _html, _random, wirings
+from dcliques_jax import _arrays, _checks, _edges, _html, _random, wirings
 from dcliques_jax import cliques as cliques_lib
 
 if TYPE_CHECKING:
     from dcliques_jax.reports import Report
 
-_AT_ONCE = 2**14  # edges that are checked at a time
-
-Edges = npt.ArrayLike | Iterable[tuple[int, int]]
+Edges = _edges.Edges
 """Undirected edges: an array `[edges, 2]`, or pairs of nodes from any list, set or generator."""
 
 
@@ -40,16 +37,16 @@ class Topology:
     def __post_init__(self) -> None:
         _checks.text("name", self.name)
         num_nodes = _checks.integer("num_nodes", self.num_nodes, 1)
-        edges = _ordered(num_nodes, "edges", self.edges)
+        edges = _edges.ordered(num_nodes, "edges", self.edges)
         object.__setattr__(self, "num_nodes", num_nodes)
         object.__setattr__(self, "edges", edges)
-        _check_connected(num_nodes, edges, self.name)
+        _edges.check_connected(num_nodes, edges, self.name)
         if self.clique_ids is not None:
             ids = cliques_lib.check_clique_ids(self.clique_ids, num_nodes)
             object.__setattr__(self, "clique_ids", _arrays.frozen(ids))
         if self.gradient_edges is not None:
-            gradient_edges = _ordered(num_nodes, "gradient_edges", self.gradient_edges)
-            _check_gradient_edges(num_nodes, edges, gradient_edges, self.clique_ids)
+            gradient_edges = _edges.ordered(num_nodes, "gradient_edges", self.gradient_edges)
+            _edges.check_gradient_edges(num_nodes, edges, gradient_edges, self.clique_ids)
             object.__setattr__(self, "gradient_edges", gradient_edges)
         elif self.clique_ids is not None:
             raise ValueError("gradient_edges=None with clique_ids: give the edges inside cliques, as from_edges does")
@@ -110,7 +107,7 @@ def from_edges(
     Topology('graph', num_nodes=3, edges=2)
     """
     num_nodes = _checks.integer("num_nodes", num_nodes, 1)
-    pairs = _arrays.frozen(check_edges(num_nodes, edges))
+    pairs = _arrays.frozen(_edges.checked(num_nodes, edges))
     if clique_ids is None:
         return Topology(num_nodes, pairs, None, None, name)
     ids = cliques_lib.check_clique_ids(clique_ids, num_nodes)
@@ -181,7 +178,7 @@ def random_regular(num_nodes: int, degree: int, *, seed: int = 0) -> Topology:
     rng = _random.generator(seed)
     for _ in range(1000):  # only graphs of degree 2 or less are disconnected at all often
         edges = _random_regular_edges(num_nodes, degree, rng)
-        if _parts(num_nodes, edges)[0] == 1:
+        if _edges.connected_parts(num_nodes, edges)[0] == 1:
             return _topology(num_nodes, edges, f"random {degree}-regular")
     raise ValueError(f"no connected graph of degree {degree} on {num_nodes} nodes was found: choose a higher degree")
 
@@ -216,7 +213,7 @@ def diverse_random(label_distribution: npt.ArrayLike, degree: int = 10, *, seed:
         diverse = np.concatenate([np.empty((0, 2), np.int64), *matchings])
         further = _random_edges_besides(num_nodes, degree - fewest, diverse, rng)
         edges = np.concatenate([diverse, further])
-        if len(further) == num_nodes * (degree - fewest) // 2 and _parts(num_nodes, edges)[0] == 1:
+        if len(further) == num_nodes * (degree - fewest) // 2 and _edges.connected_parts(num_nodes, edges)[0] == 1:
             return _topology(num_nodes, edges, f"diverse random {degree}-regular", gradient_edges=diverse)
     raise ValueError(f"no such graph with degree={degree} was found for {num_nodes} nodes: choose another degree")
 
@@ -318,93 +315,6 @@ def _random_edges_besides(num_nodes: int, degree: int, taken: np.ndarray, rng: n
     return np.array(kept, np.int64).reshape(-1, 2)
 
 
-def _parts(num_nodes: int, edges: np.ndarray) -> tuple[int, np.ndarray]:
-    """Number of connected parts of a graph, and the part of each node."""
-    graph = scipy.sparse.coo_array((np.ones(len(edges)), tuple(edges.T)), shape=(num_nodes, num_nodes))
-    parts: tuple[int, np.ndarray] = scipy.sparse.csgraph.connected_components(graph, directed=False)
-    return parts
-
-
-def check_edges(num_nodes: int, edges: Edges) -> np.ndarray:
-    """Undirected edges as an array [edges, 2], every edge once and in order, or an error that names a wrong one."""
-    return _in_order(num_nodes, _pairs(num_nodes, "edges", edges))
-
-
-def _pairs(num_nodes: int, name: str, edges: Edges) -> np.ndarray:
-    """Edges as integers `[edges, 2]`, all between two of the nodes."""
-    listed = edges if hasattr(edges, "__array__") or not isinstance(edges, Iterable) else list(edges)
-    try:
-        pairs = np.asarray(listed)
-    except ValueError as error:  # of different lengths
-        raise ValueError(f"{name} must be pairs of integers [edges, 2]: {error}") from error
-    if pairs.size == 0:
-        return np.empty((0, 2), np.int64)
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
-        raise ValueError(f"{name} must be pairs of integers [edges, 2], not {pairs.dtype} of shape {pairs.shape}")
-    if pairs.min() < 0 or pairs.max() >= num_nodes:
-        outside = pairs[((pairs < 0) | (pairs >= num_nodes)).any(axis=1)]
-        raise ValueError(f"edge {outside[0].tolist()} leaves the nodes 0..{num_nodes - 1}")
-    loops = np.flatnonzero(pairs[:, 0] == pairs[:, 1])
-    if len(loops):
-        raise ValueError(f"edge {pairs[loops[0]].tolist()} links a node with itself: leave self-loops out")
-    return pairs
-
-
-def _ordered(num_nodes: int, name: str, edges: npt.ArrayLike) -> np.ndarray:
-    """Edges as int64 `[edges, 2]`, read-only, or an error unless they are listed once each and in order."""
-    given = np.asarray(edges)
-    if given.dtype.kind not in "iu" or given.shape[1:] != (2,) or not _is_ordered(num_nodes, given):
-        pairs = _pairs(num_nodes, name, given)
-        i, j = pairs.T
-        wrong = np.flatnonzero((i > j) | (np.diff(_codes(num_nodes, pairs), append=num_nodes**2) <= 0))
-        if len(wrong):
-            raise ValueError(
-                f"{name} must be listed once each, the smaller node first, and in order, but hold "
-                f"{pairs[wrong[0] : wrong[0] + 2].tolist()} at {wrong[0]}: topologies.from_edges takes any order"
-            )
-        given = pairs
-    return _arrays.read_only(given, np.int64)
-
-
-def _is_ordered(num_nodes: int, pairs: np.ndarray) -> bool:
-    """Whether all are edges, listed once each and in order."""
-
-    def part_is_ordered(part: np.ndarray) -> bool:
-        i, j = part.astype(np.int64, copy=False).T
-        codes = i * num_nodes + j
-        return bool(i[0] >= 0 and j.max() < num_nodes and (i < j).all() and (codes[1:] > codes[:-1]).all())
-
-    # Parts overlap by one edge and stay in the cache: all nodes linked with each other have millions of edges.
-    starts = range(0, len(pairs), _AT_ONCE)
-    return all(part_is_ordered(pairs[start : start + _AT_ONCE + 1]) for start in starts)
-
-
-def _codes(num_nodes: int, pairs: np.ndarray) -> np.ndarray:
-    """A number for each edge, in the order of edges."""
-    return pairs[:, 0].astype(np.int64) * num_nodes + pairs[:, 1]
-
-
-def _check_connected(num_nodes: int, edges: np.ndarray, name: str) -> None:
-    if len(edges) == num_nodes * (num_nodes - 1) // 2:
-        return  # all there are
-    parts, part = _parts(num_nodes, edges)
-    if parts > 1:
-        raise ValueError(
-            f"the {name} of {num_nodes} nodes is disconnected: it falls into {parts} parts, and node 0 cannot reach "
-            f"node {np.argmax(part != part[0])}; it needs more edges"
-        )
-
-
-def _check_gradient_edges(num_nodes: int, edges: np.ndarray, chosen: np.ndarray, ids: np.ndarray | None) -> None:
-    """Raises a `ValueError` unless all are among the edges, and inside cliques where there are such."""
-    foreign = chosen[~np.isin(_codes(num_nodes, chosen), _codes(num_nodes, edges), assume_unique=True)]
-    if len(foreign):
-        raise ValueError(f"gradient edge {foreign[0].tolist()} is not one of the edges")
-    between = chosen[:0] if ids is None else chosen[np.not_equal(*ids[chosen].T)]
-    if len(between):
-        raise ValueError(f"gradient edge {between[0].tolist()} links two cliques: leave out all that do")
-
-
 def _check_even(num_nodes: int, degree: int) -> None:
     if num_nodes * degree % 2:
         raise ValueError(f"no graph has {num_nodes} nodes of degree {degree}: one of the two numbers must be even")
@@ -431,11 +341,5 @@ def _topology(
 ) -> Topology:
     """A `Topology` of edges in any order; loops are left out."""
     if gradient_edges is not None:
-        gradient_edges = _arrays.frozen(_in_order(num_nodes, gradient_edges))
-    return Topology(num_nodes, _arrays.frozen(_in_order(num_nodes, edges)), clique_ids, gradient_edges, name)
-
-
-def _in_order(num_nodes: int, edges: np.ndarray) -> np.ndarray:
-    i, j = np.sort(edges.astype(np.int64), axis=1).T
-    numbers = np.unique(i[i != j] * num_nodes + j[i != j])
-    return np.stack([numbers // num_nodes, numbers % num_nodes], axis=1)
+        gradient_edges = _arrays.frozen(_edges.in_order(num_nodes, gradient_edges))
+    return Topology(num_nodes, _arrays.frozen(_edges.in_order(num_nodes, edges)), clique_ids, gradient_edges, name)
