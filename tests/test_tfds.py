@@ -87,9 +87,9 @@ def test_image_classification_sets_are_read(tfds, name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nonsense", "name='nonsense' is no data set of tensorflow-datasets"),
-        ("emnist/nonsense", "name='emnist/nonsense' is no data set"),
-        ("mnist:0.0.1", r"name='mnist:0\.0\.1' is no data set.*only: 3"),
+        ("nonsense", "name='nonsense' is not a data set of tensorflow-datasets"),
+        ("emnist/nonsense", "name='emnist/nonsense' is not a data set"),
+        ("mnist:0.0.1", r"name='mnist:0\.0\.1' is not a data set.*only: 3"),
         ("imdb_reviews", r"not one image and one integer label.*\('text', 'label'\)"),
         ("cats_vs_dogs", r"images of shape \(None, None, 3\).*from_arrays"),
     ],
@@ -137,7 +137,7 @@ def test_a_host_that_is_silent_for_ever_is_given_up(offline, monkeypatch, tmp_pa
 
 
 def test_manual_files_are_checked(offline, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"manual_dir='.*nowhere' is no folder"):
+    with pytest.raises(FileNotFoundError, match=r"manual_dir='.*nowhere' is not a folder"):
         datasets.from_tfds("fashion_mnist", tmp_path, manual_dir=tmp_path / "nowhere")
     (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(b"those of another set")
     with pytest.raises(ValueError, match=r"(?s)t10k-labels-idx1-ubyte\.gz is corrupt, or a file of that name.*67da17c"):

@@ -1,4 +1,4 @@
-"""Checks of arguments: each raises a `ValueError` that names the argument, its value and a value that would do."""
+"""Checks of arguments. Each raises a `ValueError` that names the argument, its value and what is valid."""
 
 import operator
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def integer(name: str, value: Any, least: int, most: int | None = None, why: str = "") -> int:
-    """The value as an int, if it is a whole number from `least` to `most`.
+    """Returns the value as an int; it must be an integer from `least` to `most`.
 
     >>> integer("num_nodes", 0, 1)
     Traceback (most recent call last):

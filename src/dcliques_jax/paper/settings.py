@@ -69,7 +69,7 @@ class Setting(NamedTuple):
         """Which node holds what.
 
         >>> Setting("mnist", partition="one_class", num_nodes=20).data(datasets.synthetic(), 0)
-        PartitionedDataset('synthetic', num_nodes=20, 50 examples a node)
+        PartitionedDataset('synthetic', num_nodes=20, 50 examples per node)
         """
         return PARTITIONS[self.partition](dataset, self.num_nodes, seed)
 
