@@ -9,7 +9,7 @@ _MOST_BY_DISTANCE = 1500  # nodes to position by their distances, which takes cu
 
 
 def node_positions(topology: Topology) -> tuple[np.ndarray, float]:
-    """Where nodes are drawn, [nodes, 2] in the unit circle, and the radius that they have room for."""
+    """Positions nodes, `[nodes, 2]` in the unit circle, and computes the radius that they have room for."""
     n, degrees = topology.num_nodes, topology.degrees
     if topology.clique_ids is not None:
         return _in_cliques(topology, topology.clique_ids)
@@ -43,7 +43,7 @@ def _in_cliques(topology: Topology, ids: np.ndarray) -> tuple[np.ndarray, float]
 
 
 def _nested_circles(count: int, base: int) -> tuple[np.ndarray, float]:
-    """Positions in circles of `base`, these again in circles of `base` and so on, and the radius of what fits there."""
+    """Positions things in circles of `base`, these in circles of `base` and so on, and the radius that fits."""
     if count <= base:
         return _circle(count, 1.0, most=30)
     outer, radius = _nested_circles(-(-count // base), base)
@@ -52,14 +52,14 @@ def _nested_circles(count: int, base: int) -> tuple[np.ndarray, float]:
 
 
 def _circle(count: int, radius: float, most: int = 150) -> tuple[np.ndarray, float]:
-    """Positions on a circle, and the radius of what fits there and into a circle of the given radius.
+    """Positions things on a circle inside the given radius, and computes the radius that fits there.
 
-    More than `most` things zigzag between concentric circles, which leaves them more room.
+    More than `most` things zigzag between concentric circles, which gives them more room.
     """
     if count == 1:
         return np.zeros((1, 2)), radius
     rows = -(-count // most)
-    fits = 0.8 * np.sin(np.pi * rows / count)  # next to others in the innermost row, if that has radius 1
+    fits = 0.8 * np.sin(np.pi * rows / count)  # in the innermost row, if its radius is 1
     innermost = radius / (1 + fits * (2.2 * rows - 1.2))
     circles = innermost * (1 + 2.2 * fits * (np.arange(count) % rows))
     angles = np.pi / 2 - 2 * np.pi * np.arange(count) / count
@@ -67,7 +67,7 @@ def _circle(count: int, radius: float, most: int = 150) -> tuple[np.ndarray, flo
 
 
 def _in_grid(topology: Topology) -> tuple[np.ndarray, float] | None:
-    """Positions in upright rows and columns if the graph is a rectangular grid with corners, else None."""
+    """Positions nodes in upright rows and columns if the graph is a rectangular grid with corners, else None."""
     n, corners = topology.num_nodes, np.flatnonzero(topology.degrees == 2)
     if len(corners) != 4 or n == 4:
         return None
@@ -78,7 +78,7 @@ def _in_grid(topology: Topology) -> tuple[np.ndarray, float] | None:
     side = from_first[second]
     positions = np.stack([from_first - from_second + side, side - from_first - from_second], axis=1) / 2
     shape = np.ptp(positions, axis=0) + 1
-    # Distinct positions that fill a rectangle, and as many edges as it has, all between next ones: a grid and no other.
+    # It is a grid if distinct positions fill a rectangle and all its edges, and only these, link neighbouring positions.
     grid_edges = 2 * n - shape.sum()
     if shape.prod() != n or len(np.unique(positions, axis=0)) != n or len(topology.edges) != grid_edges:
         return None
@@ -90,14 +90,14 @@ def _in_grid(topology: Topology) -> tuple[np.ndarray, float] | None:
 
 
 def _by_distance(topology: Topology) -> tuple[np.ndarray, float]:
-    """Positions whose distances follow those in the graph: stress majorisation, from classical scaling on."""
+    """Positions nodes so that distances follow those in the graph: classical scaling, then stress majorisation."""
     from scipy.spatial.distance import cdist
 
     distances = scipy.sparse.csgraph.shortest_path(topology.adjacency(), unweighted=True)
     n, squares = len(distances), distances**2
     centred = squares.mean(axis=0) + squares.mean(axis=1)[:, None] - squares - squares.mean()
     positions = np.random.default_rng(0).normal(size=(n, 2))
-    for _ in range(50):  # towards the first two eigenvectors; where it stops short of them does not matter
+    for _ in range(50):  # towards the first two eigenvectors; an approximation is enough
         positions = np.linalg.qr(centred @ positions)[0]
     positions *= np.sqrt(np.linalg.norm(centred @ positions, axis=0))
     weights = 1 / (squares + np.eye(n)) - np.eye(n)  # long distances count less, as in Kamada and Kawai's layout

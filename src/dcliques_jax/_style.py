@@ -7,11 +7,11 @@ from typing import Any
 
 from dcliques_jax import _checks
 
-# Okabe and Ito's palette, without yellow, which is hard to see on white, and without grey, which looks like pink and
-# green to colour-blind readers.
+# Okabe and Ito's palette without yellow, which is hard to see on white, and without grey, which colour-blind readers
+# confuse with pink and green.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-# Dashes in line widths. Five styles and six colours have no common factor: curve i takes style i % 5 and colour i % 6,
-# so neighbours differ in both, and the first 30 curves all differ.
+# Dashes are in line widths. Curve i has style i % 5 and colour i % 6: neighbours differ in both, and the first 30 curves
+# all differ.
 LINE_STYLES: tuple[Any, ...] = (
     "solid",
     (0, (4, 1.5)),
@@ -19,27 +19,27 @@ LINE_STYLES: tuple[Any, ...] = (
     (0, (6, 1.5, 1, 1.5)),
     (0, (4, 1.2, 1, 1.2, 1, 1.2)),
 )
-# Petroff's ten (arXiv:2107.02270), for classes: about as far apart as ten can be, for colour-blind readers too.
+# Petroff's ten colours (arXiv:2107.02270), for classes: easy to tell apart, for colour-blind readers too.
 CLASS_COLOURS = (
     *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6"),
     *("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
 )
-_WIDTHS = {"column": 3.3, "page": 6.9}  # inches, of a two-column paper
+_WIDTHS = {"column": 3.3, "page": 6.9}  # inches, for two-column papers
 _TEXT_AS_TEXT: dict[Any, Any] = {"svg.fonttype": "none", "pdf.fonttype": 42, "ps.fonttype": 42}
-_LEGEND = {"handlelength": 2.4, "columnspacing": 1.0}  # handles as short as dashes can be told apart in
-THIN = 0.4  # width of the lines of extremes, relative to that of means
-# What the legend explains: thin lines, bands and triangles. Artists are labelled with it after an underscore, which
-# keeps each of them out of the legend.
+_LEGEND = {"handlelength": 2.4, "columnspacing": 1.0}  # just long enough to tell dashes apart
+THIN = 0.4  # width of the lines of extremes relative to those of means
+# The legend explains thin lines, bands and triangles once. Their artists have these labels after an underscore, which
+# keeps them out of the legend.
 EXTREMES = "min and max over nodes"
 SEEDS = "min and max over seeds"
 ZERO = "zero"
 
 
 def style(size: str = "column") -> AbstractContextManager[None]:
-    """Sizes for a paper: 8 pt text, 1.2 pt lines and figures as wide as a column or a page.
+    """Sets sizes for a paper: 8 pt text, 1.2 pt lines and figures as wide as a column or a page.
 
-    The sizes hold for all that is created inside the `with` block, also by matplotlib itself. Other settings stay as
-    they are. Combine it with a style of matplotlib to change those: `with plt.style.context("dark_background"),
+    The sizes apply to everything that is created inside the `with` block, also by matplotlib itself. Other settings
+    stay. Combine it with a style of matplotlib to change them: `with plt.style.context("dark_background"),
     plotting.style("column"): ...`.
 
     Args:
@@ -62,15 +62,15 @@ def style(size: str = "column") -> AbstractContextManager[None]:
 
 
 def save(picture: Any, path: str | os.PathLike[str], **options: Any) -> None:
-    """Writes a picture to a file in the format of its suffix, with text as text in PDF, SVG and EPS files.
+    """Writes a picture to a file in the format of its suffix. PDF, SVG and EPS files store text as text.
 
-    By default matplotlib writes outlines into SVG files and Type 3 fonts into PDF files: the former cannot be searched,
-    the latter are refused by some publishers.
+    By default matplotlib writes outlines to SVG files, which cannot be searched, and Type 3 fonts to PDF files, which
+    some publishers reject.
 
     Args:
       picture: matplotlib axes or figure.
       path: file to write.
-      **options: passed on to matplotlib's `Figure.savefig`, such as `dpi=300`.
+      **options: passed to matplotlib's `Figure.savefig`, such as `dpi=300`.
 
     >>> import pathlib, tempfile
     >>> from dcliques_jax import topologies
@@ -89,27 +89,27 @@ def save(picture: Any, path: str | os.PathLike[str], **options: Any) -> None:
 def place_legend(ax: Any, *, grow: bool = False) -> None:
     """Draws the legend where it covers no curve: inside the axes if there is room, else below them.
 
-    The functions of this module do so. Call it again after you changed the limits or the size of the axes. Axes also
-    change in size when you draw into others of the same figure.
+    The functions of this module call it. Call it again after you change the limits or the size of the axes. Drawing
+    into other axes of the same figure also changes the size.
 
     Args:
       ax: matplotlib axes with labelled curves.
-      grow: whether a legend below the axes makes the figure higher. Otherwise the axes become lower.
+      grow: whether a legend below the axes makes the figure taller. Otherwise the axes shrink.
     """
-    figure = ax.figure.figure  # the whole one, also of axes in a subfigure
+    figure = ax.figure.figure  # the whole figure, also for axes in a subfigure
     handles, labels = ax.get_legend_handles_labels()
     handles = [*handles, *_notes(ax)]
     labels = [*labels, *(note.get_label() for note in handles[len(labels) :])]
     legend = ax.legend(handles, labels, **_LEGEND)
-    legend.set_in_layout(False)  # inside the axes it takes no room
-    figure.draw_without_rendering()  # what covers what depends on the layout
+    legend.set_in_layout(False)  # inside the axes it needs no room
+    figure.draw_without_rendering()  # overlaps depend on the layout
     if not _covers(legend, ax):
         return
     _legend_below(ax, handles, labels)
     height = ax.get_legend().get_window_extent().height / figure.dpi
     if grow:
         figure.set_figheight(figure.get_figheight() + height)
-    elif figure.get_layout_engine() is None:  # which would make room
+    elif figure.get_layout_engine() is None:  # an engine makes room itself
         figure.draw_without_rendering()
         missing = 0.01 - ax.get_legend().get_window_extent().y0 / figure.bbox.height
         if missing > 0:
@@ -123,7 +123,7 @@ def line_width() -> float:
 
 
 def _notes(ax: Any) -> list[Any]:
-    """Legend entries that explain what is drawn in the axes besides the labelled curves."""
+    """Makes legend entries for what is drawn besides the labelled curves."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -137,7 +137,7 @@ def _notes(ax: Any) -> list[Any]:
 
 
 def _covers(legend: Any, ax: Any) -> bool:
-    """Whether a legend hides a part of a curve, a band or a histogram, or does not fit into the axes."""
+    """Whether a legend hides part of a curve, band or histogram, or does not fit into the axes."""
     box, room = legend.get_window_extent().padded(2), ax.bbox
     if box.width > room.width or box.height > room.height:
         return True
@@ -149,10 +149,10 @@ def _covers(legend: Any, ax: Any) -> bool:
 
 
 def _legend_below(ax: Any, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    """Centres the legend under the axes and their labels, in as many columns as are not wider than these."""
+    """Centres the legend under the axes and their labels, in as many columns as fit into their width."""
     from matplotlib.transforms import ScaledTranslation
 
-    # Distances from the axes are in inches: they stay right when the layout changes the size of the axes.
+    # Distances from the axes are in inches, so they stay right when the layout resizes the axes.
     dpi, inner, outer = ax.figure.dpi, ax.bbox, ax.get_tightbbox()
     centre, bottom = (outer.x0 + outer.x1 - inner.x0 - inner.x1) / 2, outer.y0 - inner.y0
     under = ax.transAxes + ScaledTranslation(centre / dpi, bottom / dpi, ax.figure.dpi_scale_trans)

@@ -1,8 +1,8 @@
 """Pictures of topologies, partitions and results.
 
-Every function draws into the matplotlib axes `ax`, by default into a new figure, and returns the axes. New figures are
-as wide as matplotlib's setting `figure.figsize`, lines as wide as `lines.linewidth`. Text and edges take the colours of
-the axes, so pictures suit light and dark styles. `style` sets sizes for a paper, and `save` writes a file of them:
+Every function draws into the matplotlib axes `ax`, by default those of a new figure, and returns the axes. The width of
+new figures is matplotlib's setting `figure.figsize`, that of lines is `lines.linewidth`. Text and edges have the colours
+of the axes, so pictures suit light and dark styles. `style` sets sizes for a paper, and `save` writes a file:
 
     with plotting.style("column"):
         axes = result.plot()
@@ -37,23 +37,24 @@ __all__ = [
     "style",
 ]
 
-_MOST_PIES = 200  # nodes; in larger graphs pies would be too small to read
-_MOST_EDGES = 20_000  # to draw; more take long, and cover the ground all the same
+_MOST_PIES = 200  # nodes; in larger graphs pies are too small to read
+_MOST_EDGES = 20_000  # to draw; more take long and show nothing new
 
 
 def plot_topology(topology: Topology, label_distribution: npt.ArrayLike | None = None, *, ax: Any = None) -> Any:
     """Draws who talks to whom, and who has which labels.
 
-    Cliques are small circles of nodes on a large circle; many of them zigzag around it, and those of a fractal are
-    circles of circles. A node stands on the side of the cliques it is linked to. Edges inside cliques are the fainter
-    ones. Without cliques, rings and complete graphs are circles, and rectangular grids are upright with the longer
-    side across. In other graphs of up to 1,500 nodes near nodes are drawn near. Of more than 20,000 edges a random
-    20,000 are drawn, and the title says so.
+    Cliques are small circles of nodes on a large circle. Many cliques zigzag around it, and the cliques of a fractal
+    are circles of circles. Nodes face the cliques they are linked to. Edges inside cliques are fainter.
+
+    Without cliques, rings and complete graphs are circles, and rectangular grids are upright with the longer side
+    across. In other graphs of up to 1,500 nodes, distances follow those in the graph. Of more than 20,000 edges, a
+    random 20,000 are drawn, and the title says so.
 
     Args:
       topology: any topology.
-      label_distribution: p_i(y), `[nodes, classes]`. Up to 200 nodes become pies of their labels; more become dots in
-        the colour of their most frequent label.
+      label_distribution: p_i(y) of every node, `[nodes, classes]`. Up to 200 nodes become pies of their labels. More
+        nodes become dots in the colour of their most frequent label.
       ax: matplotlib axes.
     """
     from matplotlib.collections import LineCollection, PatchCollection
@@ -80,7 +81,7 @@ def plot_topology(topology: Topology, label_distribution: npt.ArrayLike | None =
     inside = ids[edges[:, 0]] == ids[edges[:, 1]]
     for lines, strength in ((positions[edges[inside]], 0.25), (positions[edges[~inside]], 0.5)):
         length = np.linalg.norm(lines[:, 0] - lines[:, 1], axis=1).sum()
-        alpha = strength / np.sqrt(max(1.0, length / 40))  # many long lines would make a black disc
+        alpha = strength / np.sqrt(max(1.0, length / 40))  # else many long lines make a black disc
         ax.add_collection(LineCollection(lines, colors=ink, linewidths=0.7, alpha=alpha, zorder=1))
     ends = 360 * np.cumsum(shares, axis=1)
     starts = ends - 360 * shares
@@ -96,7 +97,12 @@ def plot_topology(topology: Topology, label_distribution: npt.ArrayLike | None =
 
 
 def plot_partition(data: PartitionedDataset, *, ax: Any = None) -> Any:
-    """Draws how many examples of each label every node holds."""
+    """Draws how many examples of each label every node holds.
+
+    Args:
+      data: the partition.
+      ax: matplotlib axes.
+    """
     from matplotlib.ticker import MaxNLocator
 
     ax = _axes(ax, 3 / 7)
@@ -108,21 +114,27 @@ def plot_partition(data: PartitionedDataset, *, ax: Any = None) -> Any:
 
 
 def plot_accuracy(results: Mapping[str, Result], *, ax: Any = None, x: str = "epoch") -> Any:
-    """Draws test accuracy over time, one colour and line style a result: mean over nodes bold, min and max thin.
+    """Draws test accuracy over time: the mean over nodes bold, min and max thin.
 
-    Of several seeds every line is the mean, and a band reaches from the seed with the lowest mean over nodes to the
-    one with the highest: thin lines show how nodes differ, bands how seeds do.
+    Each result has its colour and line style. Thin lines show how nodes differ, bands show how seeds differ: with
+    several seeds every line is the mean over seeds, and a band spans the lowest to the highest mean over nodes.
 
     Args:
-      results: results by the label they get in the legend.
+      results: results by their label in the legend.
       ax: matplotlib axes.
-      x: what time is counted in, `"epoch"` or `"round"`.
+      x: unit of time, `"epoch"` or `"round"`.
     """
     return _plot_nodes(results, "accuracy", 100, "test accuracy (%)", ax, x)
 
 
 def plot_loss(results: Mapping[str, Result], *, ax: Any = None, x: str = "epoch") -> Any:
-    """Draws test loss over time, with the lines, bands and arguments of `plot_accuracy`."""
+    """Draws test loss over time, with the lines and bands of `plot_accuracy`.
+
+    Args:
+      results: results by their label in the legend.
+      ax: matplotlib axes.
+      x: unit of time, `"epoch"` or `"round"`.
+    """
     return _plot_nodes(results, "loss", 1, "test loss", ax, x)
 
 
@@ -130,7 +142,11 @@ def plot_consensus(results: Mapping[str, Result], *, ax: Any = None) -> Any:
     """Draws the distance of models from their mean over epochs, on a logarithmic axis.
 
     A distance of exactly zero, such as that of equal models before training, is a triangle at the bottom of the axes.
-    Of several seeds the mean is drawn, and a band from the lowest to the highest. `results` are by their label.
+    With several seeds the line is the mean, and a band spans the lowest to the highest.
+
+    Args:
+      results: results by their label in the legend.
+      ax: matplotlib axes.
     """
     _check_mapping(results, "result")
     new, ax = ax is None, _axes(ax, 2 / 3)
@@ -149,20 +165,21 @@ def plot_consensus(results: Mapping[str, Result], *, ax: Any = None) -> Any:
 def plot_accuracy_per_message(
     results: Mapping[str, Result], *, messages: Mapping[str, float] | None = None, ax: Any = None
 ) -> Any:
-    """Draws mean test accuracy against the messages a node has sent so far, on a logarithmic axis.
+    """Draws mean test accuracy against the messages sent per node, on a logarithmic axis.
 
-    `dsgd` sends one message over every edge in a round and, if gradients are averaged, one more over every edge that
-    they travel, as `topology.report()` counts. Bands are over seeds.
+    In every round `dsgd` sends one message per edge and direction and, if it averages gradients, one more per gradient
+    edge and direction, as `topology.report()` counts. Bands are over seeds.
 
     Args:
-      results: results by the label they get in the legend.
-      messages: messages per node and round by label. Needed for algorithms whose `Traits` do not tell what they send.
+      results: results by their label in the legend.
+      messages: messages per node and round by label. Required for algorithms whose `Traits` do not declare what they
+        send.
       ax: matplotlib axes.
     """
     _check_mapping(results, "result")
     given = messages or {}
     if unknown := set(given) - set(results):
-        raise ValueError(f"messages are given for {sorted(unknown)}, but the results are {list(results)}")
+        raise ValueError(f"messages has the labels {sorted(unknown)}, but the results are {list(results)}")
     rates = {label: given[label] if label in given else _messages(label, result) for label, result in results.items()}
     new, ax = ax is None, _axes(ax, 2 / 3)
     for label, result, look in _looks(results, ax):
@@ -176,12 +193,12 @@ def plot_accuracy_per_message(
 def plot_skew(
     label_distribution: npt.ArrayLike, clique_ids_by_name: Mapping[str, npt.ArrayLike], *, ax: Any = None
 ) -> Any:
-    """Draws histograms of the skew of cliques, for example of random ones and of those by Greedy Swap.
+    """Draws histograms of the skew of cliques, for example to compare random cliques with those of Greedy Swap.
 
     Args:
-      label_distribution: p_i(y), `[nodes, classes]`.
-      clique_ids_by_name: clique ids `[nodes]`, or those of several experiments `[experiments, nodes]`, by the label
-        they get in the legend.
+      label_distribution: p_i(y) of every node, `[nodes, classes]`.
+      clique_ids_by_name: clique ids `[nodes]`, or of several experiments `[experiments, nodes]`, by their label in the
+        legend.
       ax: matplotlib axes.
     """
     _check_mapping(clique_ids_by_name, "clique_ids")
@@ -204,7 +221,7 @@ class _Look(NamedTuple):
 
 
 def _axes(ax: Any, aspect: float) -> Any:
-    """The given axes, or those of a new figure whose height is its width times `aspect`."""
+    """Returns the given axes, or those of a new figure whose height is `aspect` times its width."""
     import matplotlib.pyplot as plt
 
     width = plt.rcParams["figure.figsize"][0]
@@ -224,14 +241,14 @@ def _check_mapping(by_label: Any, what: str) -> None:
 
 
 def _looks(by_label: Mapping[str, Any], ax: Any) -> Iterator[tuple[str, Any, _Look]]:
-    """Labels and what they stand for with a look each; looks go on after those in use."""
+    """Yields labels and values with a look each. Looks continue after those in use."""
     drawn = len(ax.get_legend_handles_labels()[1])
     for number, (label, value) in enumerate(by_label.items(), start=drawn):
         yield label, value, _Look(COLOURS[number % len(COLOURS)], LINE_STYLES[number % len(LINE_STYLES)])
 
 
 def _by_seed(values: np.ndarray) -> np.ndarray:
-    """Values [t, nodes] of one seed or [seeds, t, nodes] of several, as the latter."""
+    """Reshapes values [t, nodes] of one seed to [1, t, nodes]; several seeds stay [seeds, t, nodes]."""
     return values.reshape(-1, *values.shape[-2:])
 
 
@@ -250,7 +267,7 @@ def _plot_nodes(results: Mapping[str, Result], field: str, scale: float, ylabel:
 
 
 def _curve(ax: Any, x: np.ndarray, values: np.ndarray, look: _Look, label: str) -> None:
-    """The mean of values [seeds, t] over seeds, and a band from the lowest to the highest."""
+    """Draws the mean of values [seeds, t] over seeds, and a band from the lowest to the highest."""
     ax.plot(x, values.mean(axis=0), color=look.colour, linestyle=look.style, label=label)
     if len(values) > 1:
         band = {"alpha": 0.3, "linewidth": 0, "label": f"_{_style.SEEDS}"}
@@ -258,17 +275,17 @@ def _curve(ax: Any, x: np.ndarray, values: np.ndarray, look: _Look, label: str) 
 
 
 def _messages(label: str, result: Result) -> float:
-    """Messages that a node sends in a round, the mean over topologies if there are several."""
+    """Returns the messages per node and round, the mean over topologies if there are several."""
     if (told := result.provenance.get("messages_per_round")) is not None:
         return float(told)
     raise ValueError(
-        f"the algorithm of result {label!r} does not tell what it sends: pass the messages per node and round, "
+        f"the algorithm of result {label!r} does not declare what it sends: pass the messages per node and round, "
         f"messages={{{label!r}: ...}}, or give the algorithm Traits(sends=...)"
     )
 
 
 def _class_colours(count: int) -> list[Any]:
-    """A colour for each class; beyond ten, neighbouring classes have similar ones."""
+    """Chooses a colour per class. With more than ten classes, neighbouring classes have similar colours."""
     import matplotlib as mpl
 
     if count <= len(CLASS_COLOURS):
@@ -277,7 +294,7 @@ def _class_colours(count: int) -> list[Any]:
 
 
 def _label_bar(ax: Any, colours: Sequence[Any]) -> None:
-    """A colour bar with a field for each class."""
+    """Draws a colour bar with one field per class."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm, ListedColormap
 

@@ -1,7 +1,7 @@
 """Who talks to whom.
 
-Every builder returns a `Topology`: an undirected, connected graph over nodes 0 .. n - 1, built on the host with NumPy.
-Builders never see data, only label distributions `[nodes, classes]`.
+Every builder returns a `Topology`, an undirected, connected graph over nodes 0 .. n - 1. Builders run on the host with
+NumPy. They see label distributions `[nodes, classes]` instead of data.
 """
 
 import dataclasses
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from dcliques_jax.reports import Report
 
 Edges = _edges.Edges
-"""Undirected edges: an array `[edges, 2]`, or pairs of nodes from any list, set or generator."""
+"""Undirected edges: an array `[edges, 2]`, or a list, set or generator of pairs of nodes."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Topology:
-    """A connected, undirected graph, and the part of it over which gradients may be averaged.
+    """A connected, undirected graph, and the edges over which gradients may be averaged.
 
-    See `from_edges` to make one of any edges. Its arrays are read-only.
+    Use `from_edges` to make one. Its arrays are read-only.
     """
 
     num_nodes: int
-    edges: np.ndarray  # [edges, 2] every edge once, the smaller node first, in order
-    clique_ids: np.ndarray | None  # [nodes] the clique of each node, where there are cliques
-    gradient_edges: np.ndarray | None  # [.., 2] those of `edges` that gradients travel too, where there are such
+    edges: np.ndarray  # [edges, 2] each edge once, the smaller node first, in order
+    clique_ids: np.ndarray | None  # [nodes] the clique of each node, None without cliques
+    gradient_edges: np.ndarray | None  # [.., 2] those of `edges` that also carry gradients, if any
     name: str
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Topology:
             _edges.check_gradient_edges(num_nodes, edges, gradient_edges, self.clique_ids)
             object.__setattr__(self, "gradient_edges", gradient_edges)
         elif self.clique_ids is not None:
-            raise ValueError("gradient_edges=None with clique_ids: give the edges inside cliques, as from_edges does")
+            raise ValueError("gradient_edges=None with clique_ids: pass the edges inside cliques, as from_edges does")
 
     __reduce__ = _arrays.rebuilt
 
@@ -71,13 +71,19 @@ class Topology:
         num_parameters: int | None = None,
         num_devices: int | None = None,
     ) -> "Report":
-        """What this topology costs and promises, before any training; see `dcliques_jax.reports.make_report`."""
+        """Measures what this topology costs and promises, before any training.
+
+        Args:
+          label_distribution: as in `dcliques_jax.reports.make_report`.
+          num_parameters: as in `dcliques_jax.reports.make_report`.
+          num_devices: as in `dcliques_jax.reports.make_report`.
+        """
         from dcliques_jax.reports import make_report
 
         return make_report(self, label_distribution, num_parameters=num_parameters, num_devices=num_devices)
 
     def plot(self, label_distribution: npt.ArrayLike | None = None, *, ax: Any = None) -> Any:
-        """Draws who talks to whom, and who has which labels; see `dcliques_jax.plotting.plot_topology`."""
+        """Draws the graph and the labels of nodes; see `dcliques_jax.plotting.plot_topology`."""
         from dcliques_jax import plotting
 
         return plotting.plot_topology(self, label_distribution, ax=ax)
@@ -99,9 +105,13 @@ class Topology:
 def from_edges(
     num_nodes: int, edges: Edges, *, clique_ids: npt.ArrayLike | None = None, name: str = "graph"
 ) -> Topology:
-    """A topology of given undirected edges, in any order; one that is listed twice counts once.
+    """Makes a topology from undirected edges.
 
-    With `clique_ids` gradients are averaged over the edges inside cliques, where the algorithm asks for that.
+    Args:
+      num_nodes: number of nodes.
+      edges: pairs of nodes in any order. Duplicates count once.
+      clique_ids: the clique of each node, `[nodes]`. The edges inside cliques become the `gradient_edges`.
+      name: name in reports and pictures.
 
     >>> from_edges(3, [[0, 1], [1, 2], [2, 1]])
     Topology('graph', num_nodes=3, edges=2)
@@ -115,7 +125,11 @@ def from_edges(
 
 
 def from_networkx(graph: Any, *, name: str = "networkx graph") -> Topology:
-    """Any undirected networkx graph; its nodes become 0 .. n - 1 in the order of `graph.nodes`.
+    """Makes a topology from an undirected networkx graph.
+
+    Args:
+      graph: the graph. Its nodes become 0 .. n - 1 in the order of `graph.nodes`.
+      name: name in reports and pictures.
 
     >>> import networkx as nx
     >>> from_networkx(nx.petersen_graph())
@@ -128,7 +142,11 @@ def from_networkx(graph: Any, *, name: str = "networkx graph") -> Topology:
 
 
 def ring(num_nodes: int, *, seed: int = 0) -> Topology:
-    """A ring in which the nodes are placed at random.
+    """Makes a ring of nodes in random order.
+
+    Args:
+      num_nodes: number of nodes.
+      seed: seed of the order.
 
     >>> ring(100).degrees.max()
     np.int64(2)
@@ -139,20 +157,25 @@ def ring(num_nodes: int, *, seed: int = 0) -> Topology:
 
 
 def grid(rows: int, columns: int, *, seed: int = 0) -> Topology:
-    """A rectangular grid, not wrapped around, in which the nodes are placed at random.
+    """Makes a rectangular grid of nodes in random order, with borders.
+
+    Args:
+      rows: number of rows.
+      columns: number of columns.
+      seed: seed of the order.
 
     >>> grid(10, 10)
     Topology('grid', num_nodes=100, edges=180)
     """
     rows, columns = _checks.integer("rows", rows, 1), _checks.integer("columns", columns, 1)
-    places = _random.generator(seed).permutation(rows * columns).reshape(rows, columns)
-    across = np.stack([places[:, :-1], places[:, 1:]], axis=-1).reshape(-1, 2)
-    down = np.stack([places[:-1], places[1:]], axis=-1).reshape(-1, 2)
+    nodes = _random.generator(seed).permutation(rows * columns).reshape(rows, columns)
+    across = np.stack([nodes[:, :-1], nodes[:, 1:]], axis=-1).reshape(-1, 2)
+    down = np.stack([nodes[:-1], nodes[1:]], axis=-1).reshape(-1, 2)
     return _topology(rows * columns, np.concatenate([across, down]), "grid")
 
 
 def fully_connected(num_nodes: int) -> Topology:
-    """Every node talks to every other: the ideal and the costliest baseline. One node is the centralised case.
+    """Links every node to every other: the ideal and costliest baseline. One node is the centralised case.
 
     >>> fully_connected(100)
     Topology('fully connected', num_nodes=100, edges=4950)
@@ -162,12 +185,17 @@ def fully_connected(num_nodes: int) -> Topology:
     nodes = np.arange(num_nodes)
     smaller = np.repeat(nodes, nodes[::-1])
     larger = np.concatenate([nodes[node + 1 :] for node in nodes])
-    edges = np.stack([smaller, larger], axis=1)  # in order: sorting them would take longer than all else
+    edges = np.stack([smaller, larger], axis=1)  # built in order, because sorting would take longest
     return Topology(num_nodes, _arrays.frozen(edges), None, None, "fully connected")
 
 
 def random_regular(num_nodes: int, degree: int, *, seed: int = 0) -> Topology:
-    """A random graph in which every node has `degree` neighbours.
+    """Makes a random connected graph in which every node has `degree` neighbours.
+
+    Args:
+      num_nodes: number of nodes.
+      degree: number of neighbours per node. `num_nodes * degree` must be even.
+      seed: seed of the graph.
 
     >>> random_regular(100, 10).degrees.min()
     np.int64(10)
@@ -176,7 +204,7 @@ def random_regular(num_nodes: int, degree: int, *, seed: int = 0) -> Topology:
     degree = _checks.integer("degree", degree, 0, num_nodes - 1, "the number of other nodes")
     _check_even(num_nodes, degree)
     rng = _random.generator(seed)
-    for _ in range(1000):  # only graphs of degree 2 or less are disconnected at all often
+    for _ in range(1000):  # only graphs of degree 2 or less are often disconnected
         edges = _random_regular_edges(num_nodes, degree, rng)
         if _edges.connected_parts(num_nodes, edges)[0] == 1:
             return _topology(num_nodes, edges, f"random {degree}-regular")
@@ -184,11 +212,16 @@ def random_regular(num_nodes: int, degree: int, *, seed: int = 0) -> Topology:
 
 
 def diverse_random(label_distribution: npt.ArrayLike, degree: int = 10, *, seed: int = 0) -> Topology:
-    """A random graph with diverse neighbours (appendix C): each node and its neighbours cover every class once.
+    """Makes a random graph with diverse neighbours (appendix C), for nodes of one class each.
 
-    For nodes of one class each. Every node is linked to one random node of each other class; these edges are the
-    `gradient_edges`, over which "unbiased gradients" are averaged with `dsgd(clique_averaging=True)`. Random
-    further edges, up to `degree` a node, serve model averaging only.
+    Every node is linked to one random node of each other class. These edges are the `gradient_edges`:
+    `dsgd(clique_averaging=True)` averages "unbiased gradients" over them. Further random edges serve model averaging
+    only.
+
+    Args:
+      label_distribution: p_i(y) of every node, `[nodes, classes]`, with one class per node.
+      degree: number of neighbours per node, at least one for each other class.
+      seed: seed of the graph.
 
     >>> from dcliques_jax import datasets, partitions
     >>> data = partitions.one_class(datasets.synthetic(), 100)
@@ -200,11 +233,11 @@ def diverse_random(label_distribution: npt.ArrayLike, degree: int = 10, *, seed:
     classes = cliques_lib.single_classes(p, "diverse_random")
     num_nodes, labels = len(p), np.unique(classes)
     fewest = len(labels) - 1
-    degree = _checks.integer("degree", degree, fewest, num_nodes - 1, "one edge at least to each other class")
+    degree = _checks.integer("degree", degree, fewest, num_nodes - 1, "at least one edge to each other class")
     _check_even(num_nodes, degree)
     rng = _random.generator(seed)
     of_class = [np.flatnonzero(classes == label) for label in labels]
-    for _ in range(100):  # a small or dense graph may not come out at the first try
+    for _ in range(100):  # the first try may fail for a small or dense graph
         matchings = [
             np.stack([of_class[a], rng.permutation(of_class[b])], axis=1)
             for a in range(len(labels))
@@ -227,17 +260,17 @@ def d_cliques(
     cliques: npt.ArrayLike | None = None,
     seed: int = 0,
 ) -> Topology:
-    """D-Cliques: cliques that represent the global label distribution, joined by sparse edges.
+    """Makes D-Cliques: cliques that represent the global label distribution, joined by sparse edges.
 
     Args:
       label_distribution: p_i(y) of every node, `[nodes, classes]`.
       clique_size: largest size M of a clique.
-      inter: wiring between cliques: `"ring"`, `"fractal"`, `"small_world"` or `"fully_connected"`. Each edge goes to
-        a random one of the nodes that have the fewest inter-clique edges in their clique so far.
-      max_steps: steps of Greedy Swap, 0 for random cliques. By default 1000, and with more than 100 cliques 100 for
-        every clique; see `cliques.greedy_swap`.
+      inter: wiring between cliques: `"ring"`, `"fractal"`, `"small_world"` or `"fully_connected"`. Each edge ends in a
+        random one of the nodes that have the fewest inter-clique edges of their clique so far.
+      max_steps: steps of Greedy Swap, 0 for random cliques. Defaults to 1000, and to 100 per clique with more than 100
+        cliques; see `cliques.greedy_swap`.
       cliques: clique ids `[nodes]` to use instead of running Greedy Swap with `clique_size` and `max_steps`.
-      seed: of the cliques and of the wiring.
+      seed: seed of the cliques and of the wiring.
 
     >>> from dcliques_jax import datasets, partitions
     >>> data = partitions.shards(datasets.synthetic(), 100)
@@ -262,9 +295,12 @@ def d_cliques(
 
 
 def remove_intra_clique_edges(topology: Topology, per_clique: int, *, seed: int = 0) -> Topology:
-    """Removes `per_clique` random edges inside every clique, in both directions.
+    """Removes random edges inside every clique. The rest of these edges are the `gradient_edges`.
 
-    Gradients are then averaged over a node and the clique-mates it still touches.
+    Args:
+      topology: a topology with cliques.
+      per_clique: number of undirected edges to remove from each clique.
+      seed: seed of the choice.
 
     >>> from dcliques_jax import datasets, partitions
     >>> data = partitions.shards(datasets.synthetic(), 100)
@@ -290,15 +326,15 @@ def remove_intra_clique_edges(topology: Topology, per_clique: int, *, seed: int 
 def _random_regular_edges(num_nodes: int, degree: int, rng: np.random.Generator) -> np.ndarray:
     import networkx as nx
 
-    sparse = min(degree, num_nodes - 1 - degree)  # a dense graph is what a sparse one leaves out
+    sparse = min(degree, num_nodes - 1 - degree)  # a dense graph is the complement of a sparse one
     graph = nx.random_regular_graph(sparse, num_nodes, seed=int(rng.integers(2**32)))
     return np.array((graph if sparse == degree else nx.complement(graph)).edges, np.int64).reshape(-1, 2)
 
 
 def _random_edges_besides(num_nodes: int, degree: int, taken: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Edges of a random graph of this degree without those in `taken`, which are crossed with random others.
+    """Draws the edges of a random graph of this degree. Swaps the ends of those in `taken` with random others.
 
-    Edges that cannot be crossed are left out.
+    Edges in `taken` for which no swap is found are left out.
     """
     edges: list[tuple[int, int]] = [(i, j) for i, j in _random_regular_edges(num_nodes, degree, rng).tolist()]
     forbidden = {frozenset(edge) for edge in taken.tolist()}
@@ -329,7 +365,9 @@ def _check_wiring(inter: str, num_cliques: int) -> None:
 def _check_all_pairs(count: int, what: str, most: int, remedy: str) -> None:
     edges = count * (count - 1) // 2
     if edges > most:
-        raise ValueError(f"an edge for every pair of {count:,} {what} makes {edges:,}, more than {most:,}: {remedy}")
+        raise ValueError(
+            f"an edge for every pair of {count:,} {what} makes {edges:,} edges, more than {most:,}: {remedy}"
+        )
 
 
 def _topology(
@@ -339,7 +377,7 @@ def _topology(
     clique_ids: np.ndarray | None = None,
     gradient_edges: np.ndarray | None = None,
 ) -> Topology:
-    """A `Topology` of edges in any order; loops are left out."""
+    """Makes a `Topology` from edges in any order. Self-loops are left out."""
     if gradient_edges is not None:
         gradient_edges = _arrays.frozen(_edges.in_order(num_nodes, gradient_edges))
     return Topology(num_nodes, _arrays.frozen(_edges.in_order(num_nodes, edges)), clique_ids, gradient_edges, name)
