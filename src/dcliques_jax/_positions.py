@@ -78,7 +78,7 @@ def _in_grid(topology: Topology) -> tuple[np.ndarray, float] | None:
     side = from_first[second]
     positions = np.stack([from_first - from_second + side, side - from_first - from_second], axis=1) / 2
     shape = np.ptp(positions, axis=0) + 1
-    # It is a grid if distinct positions fill a rectangle and all its edges, and only these, link neighbouring positions.
+    # The graph is a grid if distinct positions fill a rectangle, and edges are all links of neighbouring positions.
     grid_edges = 2 * n - shape.sum()
     if shape.prod() != n or len(np.unique(positions, axis=0)) != n or len(topology.edges) != grid_edges:
         return None

@@ -10,8 +10,8 @@ from dcliques_jax import _checks
 # Okabe and Ito's palette without yellow, which is hard to see on white, and without grey, which colour-blind readers
 # confuse with pink and green.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-# Dashes are in line widths. Curve i has style i % 5 and colour i % 6: neighbours differ in both, and the first 30 curves
-# all differ.
+# Dashes are in line widths. Curve i has style i % 5 and colour i % 6: neighbours differ in both, and the first 30
+# curves all differ.
 LINE_STYLES: tuple[Any, ...] = (
     "solid",
     (0, (4, 1.5)),

@@ -2,8 +2,8 @@
 
 Gossip and Clique Averaging are one operation: `mix` multiplies a stacked pytree by a matrix along the node axis.
 Builders return the form that multiplies fastest: `GroupMean` for a mean over groups, `Neighbours` for up to 64
-neighbours per node, else `Dense`. These choices were measured on CPUs (`benchmarks/mixing.py`) and apply to all devices. To force
-another form, pass it to the algorithm:
+neighbours per node, else `Dense`. These choices were measured on CPUs (`benchmarks/mixing.py`) and apply to all
+devices. To force another form, pass it to the algorithm:
 
     matrix = mixing.metropolis_hastings(topology).to_sparse()
     algorithms.dsgd(weights=mixing.Dense.from_sparse(matrix))

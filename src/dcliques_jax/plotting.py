@@ -1,8 +1,8 @@
 """Pictures of topologies, partitions and results.
 
 Every function draws into the matplotlib axes `ax`, by default those of a new figure, and returns the axes. The width of
-new figures is matplotlib's setting `figure.figsize`, that of lines is `lines.linewidth`. Text and edges have the colours
-of the axes, so pictures suit light and dark styles. `style` sets sizes for a paper, and `save` writes a file:
+new figures is matplotlib's setting `figure.figsize`, that of lines is `lines.linewidth`. Text and edges have the
+colours of the axes, so pictures suit light and dark styles. `style` sets sizes for a paper, and `save` writes a file:
 
     with plotting.style("column"):
         axes = result.plot()
@@ -179,7 +179,7 @@ def plot_accuracy_per_message(
     _check_mapping(results, "result")
     given = messages or {}
     if unknown := set(given) - set(results):
-        raise ValueError(f"messages has the labels {sorted(unknown)}, but the results are {list(results)}")
+        raise ValueError(f"messages are given for {sorted(unknown)}, but the results are {list(results)}")
     rates = {label: given[label] if label in given else _messages(label, result) for label, result in results.items()}
     new, ax = ax is None, _axes(ax, 2 / 3)
     for label, result, look in _looks(results, ax):
@@ -279,7 +279,7 @@ def _messages(label: str, result: Result) -> float:
     if (told := result.provenance.get("messages_per_round")) is not None:
         return float(told)
     raise ValueError(
-        f"the algorithm of result {label!r} does not declare what it sends: pass the messages per node and round, "
+        f"the algorithm of result {label!r} does not tell what it sends: pass the messages per node and round, "
         f"messages={{{label!r}: ...}}, or give the algorithm Traits(sends=...)"
     )
 
