@@ -107,16 +107,9 @@ def greedy_swap(
 def skew_trajectory(
     label_distribution: npt.ArrayLike, clique_size: int, *, max_steps: int | None = None, seed: int = 0
 ) -> np.ndarray:
-    """Computes the mean clique skew after 0, 1, ..., `max_steps` steps of `greedy_swap`.
+    """Computes the mean clique skew after 0, 1, ..., `max_steps` steps, `[max_steps + 1]`.
 
-    Args:
-      label_distribution: as in `greedy_swap`.
-      clique_size: as in `greedy_swap`.
-      max_steps: as in `greedy_swap`.
-      seed: as in `greedy_swap`.
-
-    Returns:
-      An array `[max_steps + 1]`.
+    The arguments are those of `greedy_swap`.
 
     >>> from dcliques_jax import datasets, partitions
     >>> data = partitions.shards(datasets.synthetic(num_train=2000), 100, seed=1)

@@ -27,14 +27,9 @@ _PADDED_BATCH = 32
 
 
 def dot_general(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, precision: Any = None, **kwargs: Any) -> Any:
-    """`jax.lax.dot_general` for `flax.linen.Dense(dot_general=...)`; fast for inputs `[batch, features]`.
+    """`jax.lax.dot_general` for `flax.linen.Dense(dot_general=...)`.
 
-    Args:
-      lhs: inputs.
-      rhs: kernel.
-      dimension_numbers: as in `jax.lax.dot_general`.
-      precision: as in `jax.lax.dot_general`.
-      **kwargs: passed to `jax.lax.dot_general`. Products with any of these are computed by XLA.
+    It is fast for inputs `[batch, features]`. The arguments are those of `jax.lax.dot_general`.
     """
     if lhs.ndim == 2 and dimension_numbers == (((1,), (0,)), ((), ())) and not kwargs:
         return _product(precision, lhs, rhs)

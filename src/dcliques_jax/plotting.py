@@ -128,13 +128,7 @@ def plot_accuracy(results: Mapping[str, Result], *, ax: Any = None, x: str = "ep
 
 
 def plot_loss(results: Mapping[str, Result], *, ax: Any = None, x: str = "epoch") -> Any:
-    """Draws test loss over time, with the lines and bands of `plot_accuracy`.
-
-    Args:
-      results: results by their label in the legend.
-      ax: matplotlib axes.
-      x: unit of time, `"epoch"` or `"round"`.
-    """
+    """Draws test loss over time, with the lines, bands and arguments of `plot_accuracy`."""
     return _plot_nodes(results, "loss", 1, "test loss", ax, x)
 
 

@@ -73,10 +73,7 @@ class Topology:
     ) -> "Report":
         """Measures what this topology costs and promises, before any training.
 
-        Args:
-          label_distribution: as in `dcliques_jax.reports.make_report`.
-          num_parameters: as in `dcliques_jax.reports.make_report`.
-          num_devices: as in `dcliques_jax.reports.make_report`.
+        The arguments are those of `dcliques_jax.reports.make_report`.
         """
         from dcliques_jax.reports import make_report
 

@@ -67,7 +67,7 @@ def load_in_file_order(name: str, md5: str) -> Arrays:
     if found != md5:
         raise ValueError(
             f"what tensorflow-datasets has prepared as {name} does not hold what was published, or not in the order "
-            f"of tfds: the MD5 of all bytes is {found}, not {md5}. Delete it and prepare it anew."
+            f"of tfds: the MD5 of all bytes is {found}, not {md5}. Delete it and prepare it again."
         )
     return Arrays(*parts)
 

@@ -77,7 +77,7 @@ def within(first: str, second: str, *, points: float, since: float) -> Claim:
 
 
 def faster(first: str, second: str, *, by: float = 0.0) -> Claim:
-    """Claims that one curve converges faster than another, by so many points on average."""
+    """Claims that one curve converges faster than another, `by` that many points on average."""
 
     def judge(curves: Mapping[str, Curve]) -> Verdict:
         a, b = _together(curves, first, second)
@@ -100,7 +100,7 @@ def narrower(first: str, second: str, *, factor: float = 1.0) -> Claim:
 
 
 def no_wider(first: str, second: str, *, points: float) -> Claim:
-    """Claims that the band of one curve is at most so many points wider than that of another."""
+    """Claims that the band of one curve is at most `points` wider than that of another."""
 
     def judge(curves: Mapping[str, Curve]) -> Verdict:
         a, b = (curve.band() for curve in _together(curves, first, second))

@@ -10,15 +10,7 @@ from dcliques_jax.paper.experiments import Experiment, SkewExperiment
 
 
 def draw(experiment: Experiment | SkewExperiment, measured: Mapping[str, Any]) -> Any:
-    """Draws a figure of an experiment.
-
-    Args:
-      experiment: the experiment.
-      measured: results, or skews `[experiments, steps]`, by label.
-
-    Returns:
-      The matplotlib figure, or None if there is nothing to draw.
-    """
+    """Draws results, or skews `[experiments, steps]`, by label. Returns None if there is nothing to draw."""
     if not measured:
         return None
     with plotting.style("page"):
