@@ -181,7 +181,7 @@ def test_a_run_goes_on_with_another_number_of_devices(counts, tmp_path):
             raise StopError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dcliques_jax._checkpoints._SPACING", 0)
+        patch.setattr("dcliques_jax._store.checkpoints._SPACING", 0)
         with pytest.raises(StopError):
             run(topology, data, mesh=first, on_evaluation=stop, **arguments)
     resumed = run(topology, data, mesh=then, **arguments)

@@ -128,8 +128,10 @@ def test_algorithm(name):
     topology = topologies.ring(catalogue.NODES)
     algorithm = catalogue.ALGORITHMS[name](topology)
     params = {"w": jnp.ones((catalogue.NODES, 3)), "b": jnp.ones(catalogue.NODES)}
-    state = algorithm.init(topology, params)
-    stepped, after = jax.jit(algorithm.step)(params, params, state)
+    network = algorithm.network(topology)
+    state = algorithm.init(params, network)
+    round = algorithms.Round(jnp.array(0), jax.random.key(0), jnp.arange(catalogue.NODES), lambda params: params)
+    stepped, after = jax.jit(lambda *args: algorithm.step(*args, network, round))(params, params, state)
     assert jax.tree.map(jnp.shape, stepped) == jax.tree.map(jnp.shape, params)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     assert float(stepped["w"].max()) < 1  # the gradient is positive: it goes down

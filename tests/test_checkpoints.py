@@ -18,9 +18,6 @@ import optax
 import pytest
 
 from dcliques_jax import (
-    _checkpoints,
-    _layouts,
-    _memory,
     algorithms,
     datasets,
     metrics,
@@ -30,7 +27,10 @@ from dcliques_jax import (
     simulate,
     topologies,
 )
-from dcliques_jax._checks import checksum
+from dcliques_jax._arrays import checksum
+from dcliques_jax._engine import memory
+from dcliques_jax._engine.simulation import Simulation
+from dcliques_jax._store import checkpoints
 
 DATA = datasets.synthetic(num_train=400, num_test=50, num_classes=4, input_shape=(5,), seed=1)
 SHARDS = partitions.shards(DATA, 20, seed=1)
@@ -46,7 +46,7 @@ def product(params, inputs):
 
 @pytest.fixture(autouse=True)
 def _saved_at_every_evaluation(monkeypatch):
-    monkeypatch.setattr(_checkpoints, "_SPACING", 0)
+    monkeypatch.setattr(checkpoints, "_SPACING", 0)
 
 
 class StopError(Exception):
@@ -120,7 +120,7 @@ def test_a_run_may_be_extended_again_and_again(tmp_path):
 
 
 def test_saving_takes_little_of_the_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(_checkpoints, "_SPACING", 1e9)
+    monkeypatch.setattr(checkpoints, "_SPACING", 1e9)
     saved = []
 
     def on_evaluation(record):
@@ -155,9 +155,9 @@ def test_killed_at_any_moment_it_goes_on(tmp_path, monkeypatch):
         process.send_signal(signal.SIGKILL)
         process.wait()
     (folder / "from_run_0" / ".round_3.npz.0123").write_bytes(b"what a killed process may leave")
-    found, original = [], _layouts.Rounds.run
+    found, original = [], Simulation._run
     with monkeypatch.context() as patch:
-        patch.setattr(_layouts.Rounds, "run", lambda *arguments: found.append(1) or original(*arguments))
+        patch.setattr(Simulation, "_run", lambda *arguments: found.append(1) or original(*arguments))
         resumed = run(epochs=400, checkpoint_dir=folder)
     assert 0 < len(found) < 400, "nothing was resumed"
     last = resumed.history.round[-2:]
@@ -202,7 +202,7 @@ def test_what_is_no_part_of_the_program_is_recognised_too(case, tmp_path):
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_checkpoints, "_SPACING", 0)
+        patch.setattr(checkpoints, "_SPACING", 0)
         run(checkpoint_dir=folder)
     return folder
 
@@ -333,8 +333,8 @@ def test_evaluations_may_be_made_at_other_times(tmp_path):
 
 
 def test_seeds_that_run_by_turns_are_evaluated_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(_memory, "available", lambda mesh: 0)  # one at a time
-    monkeypatch.setattr(_memory, "check", lambda *_: None)
+    monkeypatch.setattr(memory, "available", lambda mesh: 0)  # one at a time
+    monkeypatch.setattr(memory, "check", lambda *_: None)
     arguments = {"dataset": DATA, "seeds": [3, 1], "checkpoint_dir": tmp_path}
     interrupted(2, eval_every=3, **arguments)
     resumed = run(**arguments)
@@ -371,15 +371,15 @@ def test_what_was_measured_on_other_nodes_cannot_go_on(finished):
 
 
 def test_other_types_and_keys_are_saved_as_they_are(tmp_path):
-    def init(topology, params):
+    def init(params, network):
         return {"key": jax.random.key(3), "half": jnp.full(20, 0.1, jnp.bfloat16)}
 
-    def step(params, gradients, state):
+    def step(params, gradients, state, network, round):
         key, noise = jax.random.split(state["key"])
         half = state["half"] + jax.random.normal(noise, (20,), jnp.bfloat16)
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), {"key": key, "half": half}
 
-    algorithm = algorithms.Algorithm(init, step)
+    algorithm = algorithms.Algorithm(algorithms.over_topology(), init, step)
     interrupted(2, algorithm=algorithm, checkpoint_dir=tmp_path)
     resumed, whole = (run(algorithm=algorithm, checkpoint_dir=folder).state for folder in (tmp_path, None))
     assert resumed.algorithm["half"].dtype == jnp.bfloat16

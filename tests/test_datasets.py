@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcliques_jax import _published, datasets, partitions, simulate, topologies
+from dcliques_jax import datasets, partitions, simulate, topologies
+from dcliques_jax._sources import published
 
 
 def test_mnist_split_has_the_published_counts(mnist):
@@ -64,15 +65,15 @@ def test_cifar10_python_batches_equal_the_binary_ones(tmp_path, monkeypatch):
     binary, python = tmp_path / "binary" / "cifar-10-batches-bin", tmp_path / "python" / "cifar-10-batches-py"
     binary.mkdir(parents=True)
     python.mkdir(parents=True)
-    for name in _published.CIFAR10_PY_MD5:
+    for name in published.CIFAR10_PY_MD5:
         rows, labels = rng.integers(256, size=(4, 3072), dtype=np.uint8), rng.permutation(4).astype(np.uint8)
         records = np.concatenate([labels[:, None], rows], axis=1)
         (binary / f"{name}.bin").write_bytes(records.tobytes())
         pickled = pickle.dumps({b"data": rows, b"labels": labels.tolist()}, protocol=2)
         (python / name).write_bytes(pickled.replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
     for table, folder in [("CIFAR10_BIN_MD5", binary), ("CIFAR10_PY_MD5", python)]:
-        sums = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in getattr(_published, table)}
-        monkeypatch.setattr(_published, table, sums)
+        sums = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in getattr(published, table)}
+        monkeypatch.setattr(published, table, sums)
     one, other = datasets.cifar10(binary.parent), datasets.cifar10(python.parent)
     np.testing.assert_array_equal(one.train_inputs, other.train_inputs)
     np.testing.assert_array_equal(one.test_labels, other.test_labels)
@@ -124,9 +125,9 @@ def test_the_environment_variable_is_used(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("load", "folder", "table"),
     [
-        (datasets.mnist, "mnist", _published.MNIST_MD5),
-        (datasets.cifar10, "cifar-10-batches-bin", _published.CIFAR10_BIN_MD5),
-        (datasets.cifar10, "cifar-10-batches-py", _published.CIFAR10_PY_MD5),
+        (datasets.mnist, "mnist", published.MNIST_MD5),
+        (datasets.cifar10, "cifar-10-batches-bin", published.CIFAR10_BIN_MD5),
+        (datasets.cifar10, "cifar-10-batches-py", published.CIFAR10_PY_MD5),
     ],
 )
 def test_a_damaged_file_is_named_with_its_checksum(load, folder, table, damage, tmp_path):
@@ -209,11 +210,11 @@ BATCH = np.concatenate([LABELS[:, None], ROWS], axis=1).tobytes()
 
 
 def test_published_formats_are_read():
-    np.testing.assert_array_equal(_published.read_idx(idx(ROWS)), ROWS)
+    np.testing.assert_array_equal(published.read_idx(idx(ROWS)), ROWS)
     content = python2_batch(ROWS, LABELS)
     loaded = pickle.loads(content, encoding="bytes")  # it is what it claims to be
     np.testing.assert_array_equal(loaded[b"data"], ROWS)
-    for rows, labels in (_published.read_cifar_py(content), _published.read_cifar_bin(BATCH)):
+    for rows, labels in (published.read_cifar_py(content), published.read_cifar_bin(BATCH)):
         np.testing.assert_array_equal(rows, ROWS)
         np.testing.assert_array_equal(labels, LABELS)
 
@@ -225,7 +226,7 @@ def test_what_is_no_idx_file_is_refused(content, cut):
     unpacked += [whole + content, whole[:-cut], whole[:cut]]
     for wrong in (content, idx(ROWS)[:-cut], idx(ROWS)[cut:], *map(gzip.compress, unpacked)):
         with pytest.raises(ValueError, match="not a"):
-            _published.read_idx(wrong)
+            published.read_idx(wrong)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 255))
@@ -233,7 +234,7 @@ def test_a_changed_idx_file_is_refused_or_the_same(position, value):
     content = bytearray(idx(ROWS))
     content[position % len(content)] = value
     try:
-        np.testing.assert_array_equal(_published.read_idx(bytes(content)), ROWS)
+        np.testing.assert_array_equal(published.read_idx(bytes(content)), ROWS)
     except ValueError as error:
         assert str(error).startswith("not a")  # noqa: PT017 - either outcome is right
 
@@ -249,12 +250,12 @@ def test_what_is_no_cifar_batch_is_refused(content, cut, thing):
     for wrong in (content, BATCH[: cut % len(BATCH)]):
         if len(wrong) != 3073:
             with pytest.raises(ValueError, match="not a CIFAR-10 batch"):
-                _published.read_cifar_bin(wrong)
+                published.read_cifar_bin(wrong)
     # Not random bytes: a random opcode may ask the reader of pickles for gigabytes. Files are verified before.
     whole = python2_batch(ROWS, LABELS)
     for wrong in (whole[: cut % len(whole)], pickle.dumps(thing), pickle.dumps(thing, protocol=2)):
         with pytest.raises(ValueError, match="not a CIFAR-10 batch"):
-            _published.read_cifar_py(wrong)
+            published.read_cifar_py(wrong)
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -264,7 +265,7 @@ def test_a_cifar_batch_runs_no_code(protocol, tmp_path):
             return os.mkdir, (str(tmp_path / "was here"),)
 
     with pytest.raises(ValueError, match="not a CIFAR-10 batch"):
-        _published.read_cifar_py(pickle.dumps({b"data": Malice(), b"labels": [1]}, protocol))
+        published.read_cifar_py(pickle.dumps({b"data": Malice(), b"labels": [1]}, protocol))
     assert not (tmp_path / "was here").exists()
 
 
@@ -277,9 +278,9 @@ def test_checksums_let_nothing_else_through(content):
         path = pathlib.Path(folder) / "file"
         path.write_bytes(content)
         md5 = hashlib.md5(content).hexdigest()
-        assert _published.verified(path, md5) == content
+        assert published.verified(path, md5) == content
         with pytest.raises(ValueError, match="corrupt"):
-            _published.verified(path, md5[::-1] + "0")
+            published.verified(path, md5[::-1] + "0")
 
 
 def test_inputs_that_come_from_bytes_are_found_again():

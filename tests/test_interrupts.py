@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from dcliques_jax import Result, datasets, partitions, simulate, topologies
-from dcliques_jax._layouts import Rounds
+from dcliques_jax._engine import evaluation, memory, simulation
+from dcliques_jax._engine.simulation import Simulation
 from dcliques_jax.paper import Scale
 from dcliques_jax.paper.runs import Runs
 from dcliques_jax.paper.settings import TASKS, Setting, Task
@@ -32,16 +33,16 @@ def pressed_after(monkeypatch):
     """Presses Ctrl-C in the middle of the call of rounds that reaches a round."""
 
     def press(number, times=1):
-        original, done = Rounds.run, [0]
+        original, done = Simulation._run, [0]
 
-        def watched(rounds, state, count):
+        def watched(rounds, count):
             done[0] += count
             if done[0] - count < number <= done[0]:
                 for _ in range(times):
                     signal.raise_signal(signal.SIGINT)
-            return original(rounds, state, count)
+            return original(rounds, count)
 
-        monkeypatch.setattr(Rounds, "run", watched)
+        monkeypatch.setattr(Simulation, "_run", watched)
 
     return press
 
@@ -54,9 +55,7 @@ def assert_same(one, two):
 
 @pytest.fixture
 def _one_round_at_a_time(monkeypatch):
-    import dcliques_jax._simulate as module
-
-    monkeypatch.setattr(module, "_PACE", 0)
+    monkeypatch.setattr(simulation, "_PACE", 0)
 
 
 @pytest.mark.usefixtures("_one_round_at_a_time")
@@ -139,10 +138,8 @@ def test_other_threads_run_as_before():
 
 
 def test_seeds_by_turns_return_those_that_are_finished(pressed_after, monkeypatch):
-    from dcliques_jax import _memory
-
-    monkeypatch.setattr(_memory, "available", lambda mesh: 1)
-    monkeypatch.setattr(_memory, "check", lambda *_: None)
+    monkeypatch.setattr(memory, "available", lambda mesh: 1)
+    monkeypatch.setattr(memory, "check", lambda *_: None)
     pressed_after(13)  # the first of the second seed
     with pytest.warns(RuntimeWarning, match="interrupted"):
         result = run(seeds=[3, 4, 5])
@@ -152,11 +149,31 @@ def test_seeds_by_turns_return_those_that_are_finished(pressed_after, monkeypatc
 
 
 def test_bits_do_not_depend_on_how_rounds_are_divided(monkeypatch):
-    import dcliques_jax._layouts as layouts
-
     whole = run()
-    monkeypatch.setattr(layouts, "_MOST_ROUNDS", 3)
+    monkeypatch.setattr(simulation, "_MOST_ROUNDS", 3)
     assert_same(run(), whole)
+
+
+def test_an_evaluation_is_left_after_a_chunk(monkeypatch, tmp_path):
+    """The run goes on from the rounds before it to the same bits."""
+    monkeypatch.setattr(evaluation, "_MOST_EXAMPLES", 7)
+    chunks, original = [], evaluation.Evaluation._measured
+
+    def watched(*arguments):
+        for chunk in original(*arguments):
+            chunks.append(1)
+            if len(chunks) == 8 + 5:  # of the second evaluation; fifty examples are eight chunks
+                signal.raise_signal(signal.SIGINT)
+            yield chunk
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation.Evaluation, "_measured", watched)
+        with pytest.warns(RuntimeWarning, match="interrupted after round 5 of 12"):
+            result = run(checkpoint_dir=tmp_path)
+    assert result.interrupted
+    assert len(chunks) == 13
+    assert result.history.round.tolist() == [0]
+    assert_same(run(checkpoint_dir=tmp_path), run())
 
 
 def test_it_acts_soon(tmp_path):

@@ -7,18 +7,8 @@ import numpy as np
 import optax
 import pytest
 
-from dcliques_jax import (
-    _layouts,
-    _memory,
-    _plans,
-    algorithms,
-    datasets,
-    metrics,
-    models,
-    partitions,
-    simulate,
-    topologies,
-)
+from dcliques_jax import algorithms, datasets, models, partitions, prepare, simulate, topologies
+from dcliques_jax._engine import memory, setup
 
 DATA = datasets.synthetic(num_train=4000, num_test=10, input_shape=(300,))
 SHARDS = partitions.shards(DATA, 200)
@@ -27,13 +17,12 @@ CLIQUES = topologies.d_cliques(SHARDS.label_distribution, max_steps=0)
 
 @pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.sgd(0.1, momentum=0.9), optax.adam(0.1)])
 def test_the_forecast_is_about_what_the_compiler_finds(optimizer):
-    runs = _plans.make_runs(CLIQUES, SHARDS, 0, None)
-    parts = _plans.Parts(
-        models.as_model(models.logistic_regression()), "", algorithms.dsgd(optimizer), metrics.cross_entropy, "shared"
-    )
-    forecast = _memory.forecast(runs[0], parts, _plans.check_fit(runs[0], parts))
-    rounds = _layouts.prepare(_layouts.make_layout(runs, parts, None), _plans.make_plan(runs, rounds=2))
-    assert forecast.total == pytest.approx(rounds.memory(), rel=0.25)
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setup.memory, "check", lambda run, needed, mesh: found.append(needed))
+        simulation = prepare(CLIQUES, SHARDS, algorithm=algorithms.dsgd(optimizer))
+    (forecast,) = found
+    assert forecast.total == pytest.approx(simulation.memory(), rel=0.25)
     assert forecast.models == 200 * 4 * 3010
 
 
@@ -41,13 +30,11 @@ def peak(model, input_shape, num_nodes):
     """Bytes of rounds of a model, and those of its parameters."""
     dataset = datasets.synthetic(num_train=10 * num_nodes, num_test=10, input_shape=input_shape)
     data = partitions.iid(dataset, num_nodes)
-    runs = _plans.make_runs(topologies.ring(num_nodes), data, 0, None)
-    parts = _plans.Parts(models.as_model(model), "", algorithms.dsgd(), metrics.cross_entropy, "shared")
-    rounds = _layouts.prepare(_layouts.make_layout(runs, parts, None), _plans.make_plan(runs, rounds=1, batch_size=10))
-    return rounds.memory(), _memory.num_bytes(rounds.state.params)
+    simulation = prepare(topologies.ring(num_nodes), data, model=model, batch_size=10)
+    return simulation.memory(), memory.num_bytes(simulation.params)
 
 
-def test_networks_take_the_memory_of_their_parameters_however_many_there_are():
+def test_convolutions_take_the_memory_of_their_parameters_however_many_there_are():
     """What a convolution needs on its way, megabytes a node, is needed for a chunk of nodes at a time."""
     (few, few_params), (many, many_params) = (peak(models.gn_lenet(), (16, 16, 3), n) for n in (20, 60))
     inputs = 40 * 10 * 16 * 16 * 3 * 4
@@ -66,7 +53,7 @@ def test_nothing_is_as_large_as_all_pairs_of_nodes():
 
 
 def test_a_run_that_cannot_fit_is_refused_with_what_would(monkeypatch):
-    monkeypatch.setattr(_memory, "available", lambda mesh: 10_000_000)
+    monkeypatch.setattr(memory, "available", lambda mesh: 10_000_000)
     message = r"200 nodes take \d+\.\d GB .* models, .* about (\d+) nodes of this model would fit"
     with pytest.raises(ValueError, match=message) as error:
         simulate(CLIQUES, SHARDS, epochs=1)
@@ -77,6 +64,6 @@ def test_a_run_that_cannot_fit_is_refused_with_what_would(monkeypatch):
         datasets.synthetic(num_train=4000, num_test=10, input_shape=(300,)), fitting // 10 * 10, unequal=True
     )
     assert simulate(topologies.ring(fewer.num_nodes), fewer, rounds=1, progress=False).history.round.tolist() == [0, 1]
-    monkeypatch.setattr(_memory, "available", lambda mesh: 1_000_000)
+    monkeypatch.setattr(memory, "available", lambda mesh: 1_000_000)
     with pytest.raises(ValueError, match="no number of nodes would fit"):
         simulate(CLIQUES, SHARDS, epochs=1)

@@ -251,7 +251,7 @@ GROUPS = (np.array([[0, 2], [1, 1]]), np.array([[0.5, 0.5], [1, 0]]), np.array([
 
 def test_forms_made_by_hand_multiply_as_their_matrix():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2)), jnp.float32)
-    for weights in (mixing.Neighbours(*NEIGHBOURS), mixing.Groups(*GROUPS), mixing.Dense(np.eye(3)[[1, 2, 0]])):
+    for weights in (mixing.Neighbours(*NEIGHBOURS), mixing.GroupMean(*GROUPS), mixing.Dense(np.eye(3)[[1, 2, 0]])):
         np.testing.assert_allclose(mixing.mix(weights, x), weights.to_dense() @ x, atol=1e-6)
 
 
@@ -274,19 +274,23 @@ def changed(arrays, position, value):
         (mixing.Neighbours, changed(NEIGHBOURS, 0, NEIGHBOURS[0] + 0.5), "neighbours must be integers.*float"),
         (mixing.Neighbours, changed(NEIGHBOURS, 1, NEIGHBOURS[1] * np.nan), "values hold NaN"),
         (mixing.Neighbours, changed(NEIGHBOURS, 1, np.ones((3, 1))), r"values of shape \(3, 1\) must both be"),
-        (mixing.Groups, changed(GROUPS, 0, np.array([[0, 3], [1, 1]])), "members hold 3, which leaves the nodes 0..2"),
-        (mixing.Groups, changed(GROUPS, 0, np.array([[0, 0], [1, 1]])), "node 0 has a share 2 times"),
         (
-            mixing.Groups,
+            mixing.GroupMean,
+            changed(GROUPS, 0, np.array([[0, 3], [1, 1]])),
+            "members hold 3, which leaves the nodes 0..2",
+        ),
+        (mixing.GroupMean, changed(GROUPS, 0, np.array([[0, 0], [1, 1]])), "node 0 has a share 2 times"),
+        (
+            mixing.GroupMean,
             changed(GROUPS, 0, np.array([[0, 1], [2, 2]])),
             r"node 1 has a share of group 0, but group\[1\]=1",
         ),
-        (mixing.Groups, changed(GROUPS, 1, np.array([[0.5, 0.25], [1, 0]])), r"shares\[0, 1\]=0\.25.*1/2"),
-        (mixing.Groups, changed(GROUPS, 1, np.array([[0.5, 0.5], [0.0, 0]])), "node 1 has a share 0 times"),
-        (mixing.Groups, changed(GROUPS, 1, np.array([[0.5, np.inf], [1, 0]])), "shares hold NaN or infinite"),
-        (mixing.Groups, changed(GROUPS, 2, np.array([0, 2, 0])), "group hold 2, which leaves the groups 0..1"),
-        (mixing.Groups, changed(GROUPS, 2, np.array([0, 1])), "members hold 2, which leaves the nodes 0..1"),
-        (mixing.Groups, changed(GROUPS, 2, np.array([[0, 1, 0]])), "group must be integers in 1 dimensions"),
+        (mixing.GroupMean, changed(GROUPS, 1, np.array([[0.5, 0.25], [1, 0]])), r"shares\[0, 1\]=0\.25.*1/2"),
+        (mixing.GroupMean, changed(GROUPS, 1, np.array([[0.5, 0.5], [0.0, 0]])), "node 1 has a share 0 times"),
+        (mixing.GroupMean, changed(GROUPS, 1, np.array([[0.5, np.inf], [1, 0]])), "shares hold NaN or infinite"),
+        (mixing.GroupMean, changed(GROUPS, 2, np.array([0, 2, 0])), "group hold 2, which leaves the groups 0..1"),
+        (mixing.GroupMean, changed(GROUPS, 2, np.array([0, 1])), "members hold 2, which leaves the nodes 0..1"),
+        (mixing.GroupMean, changed(GROUPS, 2, np.array([[0, 1, 0]])), "group must be integers in 1 dimensions"),
     ],
 )
 def test_wrong_forms_are_refused(form, arrays, message, convert):
@@ -302,7 +306,7 @@ def test_weights_cannot_be_changed(name):
 
 
 @pytest.mark.parametrize(
-    ("form", "arrays"), [(mixing.Neighbours, NEIGHBOURS), (mixing.Groups, GROUPS), (mixing.Dense, [np.eye(3)])]
+    ("form", "arrays"), [(mixing.Neighbours, NEIGHBOURS), (mixing.GroupMean, GROUPS), (mixing.Dense, [np.eye(3)])]
 )
 def test_weights_do_not_follow_the_arrays_they_were_made_of(form, arrays):
     given = [array.copy() for array in arrays]

@@ -177,7 +177,7 @@ def test_another_loss_is_minimised_and_measured():
 
 @pytest.mark.parametrize("loss_fn", [lambda *_: 0.0, lambda *batch: metrics.cross_entropy(*batch).mean()])
 def test_a_loss_must_have_one_value_an_example(loss_fn):
-    with pytest.raises(ValueError, match="it must return one loss an example, not a mean"):
+    with pytest.raises(ValueError, match="it must return one loss per example, not a mean"):
         simulate(topologies.ring(5), datasets.synthetic(), loss_fn=loss_fn, progress=False)
 
 

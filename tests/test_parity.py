@@ -9,7 +9,8 @@ import pytest
 
 import catalogue
 import reference
-from dcliques_jax import algorithms, mixing, models, sampling, simulate, topologies
+from dcliques_jax import algorithms, mixing, models, simulate, topologies
+from dcliques_jax._engine import sampling
 
 ROUNDS, BATCH = 7, 6  # of 20 examples a node: an epoch is 6, 6, 6, 2, and seven rounds reach into a second one
 
@@ -138,12 +139,13 @@ def test_any_optimiser_runs_for_each_node_by_itself(optimizer):
     params = {"w": rng.normal(size=(4, 3))}
     gradients = [{"w": rng.normal(size=(4, 3))} for _ in range(3)]
     algorithm = algorithms.dsgd(transformation)
-    state, stacked = algorithm.init(topology, params), params
+    network = algorithm.network(topology)
+    state, stacked = algorithm.init(params, network), params
     each = [{"w": row} for row in params["w"]]
     states = [transformation.init(node) for node in each]
     w = reference.metropolis_hastings(4, topology.edges)
     for gradient in gradients:
-        stacked, state = algorithm.step(stacked, gradient, state)
+        stacked, state = algorithm.step(stacked, gradient, state, network, None)
         for i in range(4):
             updates, states[i] = transformation.update({"w": gradient["w"][i]}, states[i], each[i])
             each[i] = {"w": each[i]["w"] + updates["w"]}

@@ -9,31 +9,21 @@ import numpy as np
 import optax
 import pytest
 
-from dcliques_jax import (
-    _chunks,
-    _layouts,
-    _plans,
-    _programs,
-    algorithms,
-    datasets,
-    metrics,
-    models,
-    partitions,
-    topologies,
-)
-from dcliques_jax._apart import apart
+from dcliques_jax import algorithms, datasets, models, partitions, prepare, topologies
+from dcliques_jax._engine import chunks, program
+from dcliques_jax._engine.xla import unfused
 
 
 @pytest.mark.parametrize("most", [1, 100, 200, 10**9])
 @pytest.mark.parametrize("num_nodes", [1, 7, 12])
 def test_chunks_of_nodes_compute_what_vmap_does(monkeypatch, most, num_nodes):
-    monkeypatch.setattr(_chunks, "_CPU_BYTES", most)
+    monkeypatch.setattr(chunks, "_CPU_BYTES", most)
 
     def of_node(x, scale):
         return {"product": jnp.outer(x, x) * scale, "sum": x.sum()}  # 36 and 4 bytes
 
     x, scale = jnp.arange(3.0 * num_nodes).reshape(num_nodes, 3), jnp.arange(1.0 * num_nodes)
-    found = jax.jit(_chunks.over_nodes(of_node))(x, scale)
+    found = jax.jit(chunks.over_nodes(of_node))(x, scale)
     jax.tree.map(np.testing.assert_array_equal, found, jax.vmap(of_node)(x, scale))
 
 
@@ -41,7 +31,7 @@ def test_the_largest_result_is_found_inside_of_calls_and_loops():
     def function(x):
         return jax.lax.map(jax.jit(lambda row: jnp.outer(row, jnp.ones(100)).sum()), x)
 
-    assert _chunks.largest_result(function, jnp.ones((5, 8), jnp.float32)) == 4 * 8 * 100
+    assert chunks.largest_result(function, jnp.ones((5, 8), jnp.float32)) == 4 * 8 * 100
 
 
 def test_what_all_nodes_share_does_not_count():
@@ -50,20 +40,20 @@ def test_what_all_nodes_share_does_not_count():
     def of_node(weights):
         return (shared * 2) @ weights
 
-    assert _chunks.largest_result_of_a_node(of_node, jnp.ones((5, 8), jnp.float32)) == 4 * 100
+    assert chunks.largest_result_of_a_node(of_node, jnp.ones((5, 8), jnp.float32)) == 4 * 100
 
 
 def test_a_function_apart_is_not_fused_with_what_uses_it():
-    def program(x, part):
+    def computed(x, part):
         return sum(part(x)[jnp.arange(10)[::-1]] for _ in range(3))
 
     def loops(part):
-        compiled = jax.jit(lambda x: program(x, part)).lower(jnp.ones((10, 50))).compile().as_text()
+        compiled = jax.jit(lambda x: computed(x, part)).lower(jnp.ones((10, 50))).compile().as_text()
         return len(re.findall(r" (?:fusion|tanh)\(", compiled[compiled.index("ENTRY") :])), " call(" in compiled
 
     assert loops(jnp.tanh) == (1, False)
-    assert loops(apart(jnp.tanh))[1]
-    np.testing.assert_allclose(program(jnp.ones((10, 50)), apart(jnp.tanh)), program(jnp.ones((10, 50)), jnp.tanh))
+    assert loops(unfused(jnp.tanh))[1]
+    np.testing.assert_allclose(computed(jnp.ones((10, 50)), unfused(jnp.tanh)), computed(jnp.ones((10, 50)), jnp.tanh))
 
 
 def rounds(model, input_shape, algorithm):
@@ -71,12 +61,12 @@ def rounds(model, input_shape, algorithm):
     dataset = datasets.synthetic(num_train=120, num_test=10, input_shape=input_shape)
     data = partitions.dirichlet(dataset, 12, alpha=1.0)
     topology = topologies.d_cliques(data.label_distribution, clique_size=4)
-    runs = _plans.make_runs(topology, data, 0, None)
-    parts = _plans.Parts(models.as_model(model), "", algorithm, metrics.cross_entropy, "shared")
-    plan, layout = _plans.make_plan(runs, rounds=4, batch_size=3), _layouts.make_layout(runs, parts, None)
-    program = _programs.Program(parts.model.apply, parts.loss_fn, algorithm.step, 3, plan.rounds_per_epoch)
-    _, *arrays, _ = _layouts.prepare(layout, plan)
-    return jax.jit(lambda *arrays: _programs.run(program, *arrays, 4, most_rounds=4, mesh=None)), arrays
+    simulation = prepare(topology, data, model=model, algorithm=algorithm, batch_size=3)
+    simulation.begin()
+    recipe, per_epoch = simulation.layout.recipe, simulation.plan.rounds_per_epoch
+    parts = program.Program(recipe.model.apply, recipe.loss_fn, algorithm.step, 3, per_epoch)
+    arrays = (simulation._carry, *simulation._constants)
+    return jax.jit(lambda *arrays: program.run(parts, *arrays, 4, most_rounds=4, mesh=None)), arrays
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
@@ -84,8 +74,8 @@ def rounds(model, input_shape, algorithm):
     ("model", "input_shape"), [(models.logistic_regression(), (6,)), (models.gn_lenet(), (16, 16, 3))]
 )
 def test_a_round_lowers_for_every_device_as_one_program_without_callbacks(platform, model, input_shape):
-    run, (state, data, examples) = rounds(model, input_shape, algorithms.dsgd(optax.sgd(0.1, momentum=0.9)))
-    lowered = jax.export.export(run, platforms=[platform])(state, data, examples).mlir_module()
+    run, arrays = rounds(model, input_shape, algorithms.dsgd(optax.sgd(0.1, momentum=0.9)))
+    lowered = jax.export.export(run, platforms=[platform])(*arrays).mlir_module()
     assert "stablehlo.while" in lowered
     called = set(re.findall(r"custom_call @(\w+)", lowered))  # a callback to the host would be one of them
     assert called <= {"cu_threefry2x32_ffi"}, called

@@ -14,7 +14,7 @@ import pytest
 
 import monitoring
 from dcliques_jax import algorithms, datasets, layers, models, partitions, simulate, topologies
-from dcliques_jax._executables import Parts
+from dcliques_jax._engine.cache_key import StructuralKey
 from dcliques_jax.metrics import cross_entropy
 
 DATA = datasets.synthetic(num_train=200, num_test=20, num_classes=4, input_shape=(5,), seed=1)
@@ -157,10 +157,10 @@ BY_VALUE = [
 
 @pytest.mark.parametrize("build", BY_VALUE)
 def test_what_comes_from_installed_packages_is_compared_by_value(build):
-    assert Parts(build(2)) == Parts(build(2))
-    assert hash(Parts(build(2))) == hash(Parts(build(2)))
-    assert Parts(build(2)) != Parts(build(3))
-    assert Parts((1, build)) != Parts((1.0, build))
+    assert StructuralKey(build(2)) == StructuralKey(build(2))
+    assert hash(StructuralKey(build(2))) == hash(StructuralKey(build(2)))
+    assert StructuralKey(build(2)) != StructuralKey(build(3))
+    assert StructuralKey((1, build)) != StructuralKey((1.0, build))
 
 
 OWN = [
@@ -178,7 +178,7 @@ OWN = [
 
 @pytest.mark.parametrize("value", OWN, ids=range(len(OWN)))
 def test_what_may_change_unnoticed_is_not(value):
-    assert Parts((cross_entropy, value)) != Parts((cross_entropy, value))
+    assert StructuralKey((cross_entropy, value)) != StructuralKey((cross_entropy, value))
 
 
 def test_known_programs_are_not_traced_again():

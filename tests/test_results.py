@@ -243,8 +243,8 @@ def test_links_and_the_home_folder_are_followed(result, tmp_path, monkeypatch):
 
 HALF = """
 import sys, time, numpy as np
-from dcliques_jax import _files
-with _files.replacing(sys.argv[1]) as file:
+from dcliques_jax._store import files
+with files.replacing(sys.argv[1]) as file:
     file.write(bytes(100))
     file.flush()
     print("half", flush=True)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcliques_jax import sampling
+from dcliques_jax._engine import sampling
 
 
 @settings(max_examples=30)

@@ -5,7 +5,8 @@ import numpy as np
 import optax
 import pytest
 
-from dcliques_jax import _layouts, _memory, algorithms, datasets, mixing, models, partitions, simulate, topologies
+from dcliques_jax import algorithms, datasets, mixing, models, partitions, prepare, simulate, topologies
+from dcliques_jax._engine import memory, state
 
 DATA = datasets.synthetic(num_train=400, num_test=60, num_classes=5, input_shape=(6,), seed=3)
 SEEDS = [4, 0, 7]
@@ -57,16 +58,14 @@ def test_one_data_set_and_one_topology_serve_all_seeds():
     assert together.topology.name == "ring"
 
 
-def test_runs_that_do_not_fit_memory_together_run_by_turns(monkeypatch, tmp_path):
+def test_runs_that_do_not_fitmemory_together_run_by_turns(monkeypatch, tmp_path):
     whole = simulate(GRAPHS["D-Cliques"], PARTITIONS, seeds=SEEDS, **ARGUMENTS)
-    needed, forecast = [], _memory.forecast
-    monkeypatch.setattr(_memory, "forecast", lambda *args: needed.append(forecast(*args)) or needed[-1])
-    monkeypatch.setattr(_memory, "available", lambda mesh: 2 * 2 * needed[-1].total)  # twice what two runs take
+    needed, forecast = [], memory.forecast
+    monkeypatch.setattr(memory, "forecast", lambda *args: needed.append(forecast(*args)) or needed[-1])
+    monkeypatch.setattr(memory, "available", lambda mesh: 2 * 2 * needed[-1].total)  # twice what two runs take
     sizes = []
-    original = _layouts.start
-    monkeypatch.setattr(
-        _layouts, "start", lambda layout, plan: sizes.append(len(layout.runs)) or original(layout, plan)
-    )
+    original = state.start
+    monkeypatch.setattr(state, "start", lambda layout, nets: sizes.append(len(layout.runs)) or original(layout, nets))
     parts = simulate(GRAPHS["D-Cliques"], PARTITIONS, seeds=SEEDS, **ARGUMENTS)
     assert sizes == [2, 1]
     stopped = simulate(
@@ -145,13 +144,14 @@ def test_seeds_may_differ_in_the_size_of_their_nodes():
 def test_the_order_of_examples_is_that_of_the_single_run():
     seeds, count = [0, 1], 40
     data = [partitions.dirichlet(DATA, 20, alpha=0.5, seed=seed) for seed in seeds]
-    together = simulate(topologies.ring(20), data, seeds=seeds, rounds=1, batch_size=count, progress=False)
+    together = prepare(topologies.ring(20), data, seeds=seeds, batch_size=count)
+    together.run(1)
     for number, (seed, part) in enumerate(zip(seeds, data, strict=True)):
-        alone = simulate(
-            topologies.ring(20), part, seed=seed, rounds=1, batch_size=min(count, part.sizes.max()), progress=False
-        )
+        alone = prepare(topologies.ring(20), part, seed=seed, batch_size=min(count, part.sizes.max()))
+        alone.run(1)
+        orders = together._carry.order[number], alone._carry.order[0]
         for node, size in enumerate(part.sizes):
-            np.testing.assert_array_equal(together.state.order[number, node, :size], alone.state.order[node, :size])
+            np.testing.assert_array_equal(*(order[node, :size] for order in orders))
 
 
 def test_seeds_of_other_numbers_of_nodes_are_refused():

@@ -8,6 +8,9 @@ import pytest
 
 import reference
 from dcliques_jax import algorithms, datasets, models, partitions, simulate, topologies
+from dcliques_jax._engine import evaluation, layout
+from dcliques_jax._engine.simulation import Simulation
+from dcliques_jax._mesh.placement import Placement
 from monitoring import compilations, traces
 
 DATA = datasets.synthetic(num_train=400, num_test=50, num_classes=4, input_shape=(5,), seed=1)
@@ -76,7 +79,7 @@ def test_permuting_the_nodes_permutes_the_results(clique_averaging):
 
 @pytest.mark.parametrize("gradient_weights", [None, np.full((20, 20), 1 / 20), np.roll(np.eye(20), 1, axis=1)])
 def test_nobody_sees_in_which_order_nodes_are_stored(gradient_weights):
-    """Clique by clique where the algorithm can be reordered; all that comes back is in the topology's order."""
+    """Clique by clique; all that comes back is in the topology's order."""
     data = partitions.dirichlet(DATA, 20, alpha=0.5, seed=1)
     topology = topologies.d_cliques(data.label_distribution, clique_size=6, max_steps=50)
     assert (np.diff(topology.clique_ids) < 0).any()
@@ -84,7 +87,9 @@ def test_nobody_sees_in_which_order_nodes_are_stored(gradient_weights):
     arguments = {"init": "independent", "eval_nodes": 7, "seed": 3}
     for more in ({}, {"eval_nodes": None}):
         stored_by_clique = run(topology, data, algorithm=adam, **arguments | more)
-        as_they_are = run(topology, data, algorithm=adam._replace(reorder=None), **arguments | more)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(layout, "_on_one_device", lambda topology: Placement(np.arange(topology.num_nodes), 1))
+            as_they_are = run(topology, data, algorithm=adam, **arguments | more)
         jax.tree.map(np.testing.assert_array_equal, stored_by_clique.state, as_they_are.state)
         for field in ("accuracy", "loss", "train_loss"):
             np.testing.assert_array_equal(
@@ -168,7 +173,7 @@ def test_evaluation_is_compiled_once_for_all_algorithms():
     with traces() as names:
         run(algorithm=algorithms.dsgd(optax.adam(0.0123)), batch_size=7)
     assert "run" in names
-    assert "evaluate" not in names
+    assert "measure" not in names
 
 
 def test_another_learning_rate_is_another_program():
@@ -180,25 +185,24 @@ def test_another_learning_rate_is_another_program():
 def test_an_algorithm_may_look_at_the_initial_parameters():
     inner = algorithms.dsgd()
 
-    def init(topology, params):
+    def init(params, network):
         assert np.isfinite(params["Dense_0"]["kernel"]).all()
-        return inner.init(topology, params)
+        return inner.init(params, network)
 
-    result = run(algorithm=algorithms.Algorithm(init, inner.step))
+    result = run(algorithm=inner._replace(init=init))
     np.testing.assert_array_equal(result.history.accuracy, run().history.accuracy)
 
 
 def test_the_program_reuses_the_state_s_memory(monkeypatch):
-    from dcliques_jax._layouts import Rounds
+    seen, original = [], Simulation._run
 
-    seen, original = [], Rounds.run
+    def watched(simulation, count):
+        params = simulation._carry.params
+        found = original(simulation, count)
+        seen.append(all(leaf.is_deleted() for leaf in jax.tree.leaves(params)))
+        return found
 
-    def watched(rounds, state, num_rounds):
-        after = original(rounds, state, num_rounds)
-        seen.append(all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params)))
-        return after
-
-    monkeypatch.setattr(Rounds, "run", watched)
+    monkeypatch.setattr(Simulation, "_run", watched)
     run()
     assert seen
     assert all(seen)
@@ -277,10 +281,8 @@ def test_evaluating_some_nodes_on_some_examples():
 
 
 def test_evaluation_in_small_chunks_is_the_same(monkeypatch):
-    import dcliques_jax._simulate as module
-
     whole = run()
-    monkeypatch.setattr(module, "_EVALUATED_AT_ONCE", 7)  # of fifty: the last chunk is filled up
+    monkeypatch.setattr(evaluation, "_MOST_EXAMPLES", 7)  # of fifty: the last chunk is shorter
     parts = run()
     np.testing.assert_allclose(parts.history.accuracy, whole.history.accuracy, atol=1e-6)
     np.testing.assert_allclose(parts.history.loss, whole.history.loss, rtol=1e-5)
@@ -323,11 +325,10 @@ def test_the_round_and_the_node_are_the_right_ones(when):
     """Parameters turn NaN in round `when`; that shows in the loss of the next, or at the end."""
     inner = algorithms.dsgd(poison(when, 13), weights=np.eye(20))
 
-    def init(topology, params):
-        state = inner.init(topology, params)
-        return state._replace(optimizer={"round": jnp.zeros(20, int), "node": jnp.arange(20)})
+    def init(params, network):
+        return {"round": jnp.zeros(20, int), "node": jnp.arange(20)}
 
-    algorithm = algorithms.Algorithm(init, inner.step)
+    algorithm = inner._replace(init=init)
     seen = "training loss in round 4" if when == 3 else "parameters in round 8"
     with pytest.raises(FloatingPointError, match=f"non-finite {seen} at node 13"):
         run(algorithm=algorithm)
@@ -422,20 +423,23 @@ def test_memory_is_known_even_if_there_is_nothing_to_run():
     assert result.provenance["memory_bytes"] > sum(leaf.nbytes for leaf in jax.tree.leaves(result.params))
 
 
-@pytest.mark.parametrize("reorder", [None, lambda state, order: state])
-def test_an_algorithm_s_own_arrays_keys_and_numbers_survive(reorder, tmp_path):
+def test_an_algorithm_s_own_arrays_keys_and_numbers_survive(tmp_path):
     """Its state may hold anything that JAX knows, and none of it is taken away."""
-    table, key = jnp.linspace(0.1, 0.2, 7), jax.random.key(3)
+    table, key = jnp.linspace(0.1, 0.2, 20), jax.random.key(3)
 
-    def init(topology, params):
+    def init(params, network):
         return {"table": table, "key": key, "rate": 0.5}
 
-    def step(params, gradients, state):
+    def step(params, gradients, state, network, round):
         noise = 1e-3 * jax.random.normal(state["key"])
-        rate = state["rate"] * state["table"][0]
-        return jax.tree.map(lambda p, g: p - rate * g + noise, params, gradients), state
+        rates = state["rate"] * state["table"]
 
-    algorithm = algorithms.Algorithm(init, step, reorder)
+        def after(p, g):
+            return p - rates.reshape(-1, *[1] * (p.ndim - 1)) * g + noise
+
+        return jax.tree.map(after, params, gradients), state
+
+    algorithm = algorithms.Algorithm(algorithms.over_topology(), init, step)
     results = [run(topologies.ring(20), algorithm=algorithm, checkpoint_dir=folder) for folder in (None, tmp_path)]
     assert not table.is_deleted()
     jax.tree.map(np.testing.assert_array_equal, results[0].params, results[1].params)
@@ -492,7 +496,7 @@ def test_nodes_and_evaluations_may_be_listed():
         ({"eval_every": [3]}, r"eval_every=3 must be an integer in 0..2, the length of the run"),
         ({"eval_every": []}, r"eval_every=\[\] must hold"),
         ({"loss_fn": lambda logits, labels: labels}, r"loss_fn returns int32 losses: they must be real numbers"),
-        ({"algorithm": algorithms.Algorithm(None, None)}, r"must have functions init and step"),
+        ({"algorithm": algorithms.Algorithm(None, None, None)}, r"algorithm.network=None is not a function: pass"),
         ({"checkpoint_dir": 3}, r"checkpoint_dir=3 must be the path of a folder"),
         ({"loss_fn": None}, r"loss_fn=None is not a function: leave it out for cross-entropy"),
     ],
@@ -524,16 +528,16 @@ DSGD = algorithms.dsgd()
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (lambda p, g, s: p, r"algorithm.step returns dict: it must return \(params, state\)"),
-        (lambda p, g, s: (p, s, s), r"algorithm.step returns tuple: it must return \(params, state\)"),
-        (lambda p, g, s: (p["Dense_0"], s), r"algorithm.step returns params of structure"),
-        (lambda p, g, s: (p, (s, 1)), r"algorithm.step returns state of structure"),
+        (lambda p, g, s, *_: p, r"algorithm.step returns dict: it must return \(params, state\)"),
+        (lambda p, g, s, *_: (p, s, s), r"algorithm.step returns tuple: it must return \(params, state\)"),
+        (lambda p, g, s, *_: (p["Dense_0"], s), r"algorithm.step returns params of structure"),
+        (lambda p, g, s, *_: (p, (s, 1)), r"algorithm.step returns state of structure"),
         (
-            lambda p, g, s: (jax.tree.map(lambda leaf: leaf[:3], p), s),
+            lambda p, g, s, *_: (jax.tree.map(lambda leaf: leaf[:3], p), s),
             r"returns params\['Dense_0'\]\['bias'\] as float32\[3, 4\], but takes float32\[20, 4\]",
         ),
         (
-            lambda p, g, s: (jax.tree.map(lambda leaf: leaf.astype(jnp.float16), p), s),
+            lambda p, g, s, *_: (jax.tree.map(lambda leaf: leaf.astype(jnp.float16), p), s),
             r"as float16\[20, 4\], but takes float32\[20, 4\]",
         ),
     ],
@@ -543,14 +547,13 @@ def test_a_step_must_return_what_it_takes(step, message):
         run(algorithm=DSGD._replace(step=step))
 
 
-def test_rows_are_nodes_in_a_step_of_one_s_own():
-    """Passing on `reorder` must not let a step freeze other nodes than it names."""
+def test_a_step_tells_nodes_by_their_numbers():
     topology = topologies.d_cliques(SHARDS.label_distribution, clique_size=5)
     assert (np.argsort(topology.clique_ids, kind="stable") != np.arange(20)).any()
 
-    def step(params, gradients, state):
-        frozen = jnp.arange(20) < 5
-        after, state = DSGD.step(params, gradients, state)
+    def step(params, gradients, state, network, round):
+        frozen = round.nodes < 5
+        after, state = DSGD.step(params, gradients, state, network, round)
         kept = jax.tree.map(lambda a, b: jnp.where(frozen.reshape(-1, *[1] * (a.ndim - 1)), a, b), params, after)
         return kept, state
 

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcliques_jax import _published, _tfds, datasets
+from dcliques_jax import datasets
+from dcliques_jax._sources import tfds as tfds_source
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -130,7 +131,7 @@ def test_a_host_that_is_silent_for_ever_is_given_up(offline, monkeypatch, tmp_pa
 
     released, refuse = threading.Event(), requests.get
     monkeypatch.setattr("requests.get", lambda url, **_: released.wait() and refuse(url))
-    monkeypatch.setattr(_tfds, "_PATIENCE", 0.01)
+    monkeypatch.setattr(tfds_source, "_PATIENCE", 0.01)
     with pytest.raises(FileNotFoundError, match=r"storage\.googleapis\.com cannot be reached"):
         datasets.from_tfds("mnist", tmp_path)
     released.set()
@@ -158,7 +159,7 @@ def test_mnist_by_tfds_is_mnist_from_files(tfds, monkeypatch, tmp_path):
     from tensorflow_datasets.core import hashing
 
     train, test = made_up(50, 0), made_up(30, 1)
-    published = _tfds.Arrays(*train, *test)
+    published = tfds_source.Arrays(*train, *test)
 
     def source(builder, split, **_):
         images, labels = train if split == "train" else test
@@ -166,16 +167,16 @@ def test_mnist_by_tfds_is_mnist_from_files(tfds, monkeypatch, tmp_path):
         return [{"image": images[index], "label": labels[index]} for index in order]
 
     content = b"".join(part.astype(np.uint8).tobytes() for part in published)
-    monkeypatch.setattr(_published, "MNIST_BYTES_MD5", hashlib.md5(content).hexdigest())
-    monkeypatch.setattr(_published, "_contents", lambda *_: None)
-    monkeypatch.setattr(_published, "_read_mnist", lambda _: published)
+    monkeypatch.setattr(published, "MNIST_BYTES_MD5", hashlib.md5(content).hexdigest())
+    monkeypatch.setattr(published, "_contents", lambda *_: None)
+    monkeypatch.setattr(published, "_read_mnist", lambda _: published)
     monkeypatch.delenv("DCLIQUES_DATA_DIR", raising=False)
     with tfds.testing.mock_data(as_data_source_fn=source):
         one, other = datasets.mnist(), datasets.mnist(tmp_path)
         np.testing.assert_array_equal(one.train_inputs, other.train_inputs)
         np.testing.assert_array_equal(one.validation_inputs, other.validation_inputs)
         assert one.checksum == other.checksum
-        monkeypatch.setattr(_published, "MNIST_BYTES_MD5", "0" * 32)
+        monkeypatch.setattr(published, "MNIST_BYTES_MD5", "0" * 32)
         with pytest.raises(ValueError, match="prepared as mnist does not hold what was published"):
             datasets.mnist()
 
@@ -211,22 +212,22 @@ def test_decoded_images_are_kept_until_the_data_changes(tfds, tmp_path):
         assert load() == (first, True)
 
 
-ARRAYS = _tfds.Arrays(*made_up(2, 0), *made_up(1, 1))
+ARRAYS = tfds_source.Arrays(*made_up(2, 0), *made_up(1, 1))
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     path = tmp_path_factory.mktemp("cache") / "file.npz"
-    _tfds.write_cache(path, b"key", ARRAYS)
+    tfds_source.write_cache(path, b"key", ARRAYS)
     return path
 
 
 def test_a_cache_is_read_back(cache):
-    for found, expected in zip(_tfds.read_cache(cache, b"key"), ARRAYS, strict=True):
+    for found, expected in zip(tfds_source.read_cache(cache, b"key"), ARRAYS, strict=True):
         np.testing.assert_array_equal(found, expected)
         assert found.dtype == expected.dtype
     with pytest.raises(ValueError, match="damaged, or belongs to data that has changed"):
-        _tfds.read_cache(cache, b"another key")
+        tfds_source.read_cache(cache, b"another key")
 
 
 @given(st.data())
@@ -248,7 +249,7 @@ def test_a_damaged_cache_is_refused(cache, data):
     path = cache.with_name("damaged.npz")
     path.write_bytes(content)
     try:
-        found = _tfds.read_cache(path, b"key")
+        found = tfds_source.read_cache(path, b"key")
     except ValueError as error:
         assert "damaged" in str(error)  # noqa: PT017 - either outcome is right
     else:
@@ -261,14 +262,14 @@ def test_a_cache_runs_no_code(cache, tmp_path):
             return os.mkdir, (str(tmp_path / "was here"),)
 
     path = tmp_path / "file.npz"
-    fields = dict.fromkeys(_tfds.Arrays._fields, np.array([Malice()], object))
+    fields = dict.fromkeys(tfds_source.Arrays._fields, np.array([Malice()], object))
     np.savez(path, checksum="", **fields)
     with pytest.raises(ValueError, match="allow_pickle"):
-        _tfds.read_cache(path, b"key")
+        tfds_source.read_cache(path, b"key")
     np.save(buffer := io.BytesIO(), fields["test_labels"], allow_pickle=True)
     path.write_bytes(buffer.getvalue())
     with pytest.raises(ValueError, match="allow_pickle"):
-        _tfds.read_cache(path, b"key")
+        tfds_source.read_cache(path, b"key")
     assert not (tmp_path / "was here").exists()
 
 

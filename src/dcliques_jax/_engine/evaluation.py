@@ -148,7 +148,8 @@ class Evaluation:
         self._programs: dict[Any, Any] = {}
         where = None if mesh is None else NamedSharding(mesh, REPLICATED)
         mean = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0], *leaf.shape[2:]), leaf.dtype, sharding=where), carry.params
+            lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0], *leaf.shape[2:]), leaf.dtype, sharding=where),
+            carry.params,
         )
         for size in {chunk.shape[1] for chunk in self._chunks}:
             self._programs[size] = self._compiled(self._in_chunks, carry.params, mean, self._chosen[:, :size])

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from dcliques_jax._engine.plan import Plan, Run, Schedule
-from dcliques_jax._engine.simulation import Simulation
+from dcliques_jax._engine.simulation import Simulation, never
 from dcliques_jax._store.checkpoints import Checkpoints
 from dcliques_jax.results import MEASURED, History, Record, State
 
@@ -74,9 +74,11 @@ def train(
             if stopped:
                 break
             simulation.advance(stop, callbacks.interrupted, bar.update)
-            record = simulation.record(callbacks.interrupted) if simulation.round == stop else None
-            interrupted = record is None
-            if record is None:
+            if interrupted := simulation.round < stop:
+                break
+            # A result has one evaluation at least.
+            record = simulation.record(callbacks.interrupted if records else never)
+            if interrupted := record is None:
                 break
             records.append(record)
             if checkpoints.due():

@@ -56,7 +56,7 @@ class Simulation:
         self._data = layout.host_data(self.layout, plan, list(self._keys))
         self._on_one_device = self._lower_on_one_device(networks)
         self._carry: Carry | None = None
-        self._rounds: Any = None
+        self._program: Any = None
         self._evaluation: Evaluation | None = None
 
     def __repr__(self) -> str:
@@ -104,9 +104,8 @@ class Simulation:
         lowered = self._on_one_device
         if self.layout.mesh is not None:
             lowered = self._lower(self.layout, self._carry, self._network, data, examples)
-        compiled = lowered.compile(self.layout.mesh)
-        self._rounds = lambda carry, count: compiled(carry, self._network, data, examples, count)
-        self._nodes, self._program = data.nodes, compiled
+        self._constants = (self._network, data, examples)
+        self._program = lowered.compile(self.layout.mesh)
 
     def advance(
         self, stop: int, interrupted: Callable[[], bool] = never, on_rounds: Callable[[int], Any] = lambda _: None
@@ -115,7 +114,7 @@ class Simulation:
 
         `on_rounds` is told how many rounds were run.
         """
-        if self._rounds is None:
+        if self._program is None:
             self.begin()
         while self.round < stop:
             count = 0 if interrupted() else min(stop - self.round, self._pace)
@@ -123,21 +122,26 @@ class Simulation:
             if count == 0:
                 break
             started = time.monotonic()
-            self._carry, measured = self._rounds(self._carry, count)
-            losses, counts = (self.layout.of_nodes(values[:, :count]) for values in jax.device_get(measured))
+            losses, counts = self._run(count)
             seconds = max(time.monotonic() - started, 1e-9)
             self._complain(_nonfinite_losses(self.layout.runs, self.round, losses))
             self.losses = self.losses.plus(losses, counts)
             self._pace = int(np.clip(_PACE * count / seconds, 1, _most_rounds(self.layout)))
             on_rounds(count)
 
+    def _run(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Runs some rounds at once; their losses and batch sizes, `[runs, rounds, nodes]`."""
+        self._carry, measured = self._program(self._carry, *self._constants, count)
+        losses, counts = (self.layout.of_nodes(values[:, :count]) for values in jax.device_get(measured))
+        return losses, counts
+
     def prepare_evaluation(self) -> None:
         """Compiles the evaluation, if that was not done."""
-        if self._rounds is None:
+        if self._program is None:
             self.begin()
         if self._evaluation is None:
             assert self._carry is not None
-            self._evaluation = Evaluation(self.layout, self.plan, self._carry, self._nodes)
+            self._evaluation = Evaluation(self.layout, self.plan, self._carry, self._constants[1].nodes)
 
     def record(self, interrupted: Callable[[], bool] = never) -> Record | None:
         """What is measured now, with the axis of runs; None if that was interrupted."""
@@ -182,7 +186,7 @@ class Simulation:
 
     def memory(self) -> int:
         """Bytes of device memory that rounds take at their peak, data and all."""
-        if self._rounds is None:
+        if self._program is None:
             self.begin()
         needs: Any = self._program.memory_analysis()
         held: int = needs.argument_size_in_bytes + needs.output_size_in_bytes - needs.alias_size_in_bytes
