@@ -363,7 +363,7 @@ def _check_all_pairs(count: int, what: str, most: int, remedy: str) -> None:
     edges = count * (count - 1) // 2
     if edges > most:
         raise ValueError(
-            f"an edge for every pair of {count:,} {what} makes {edges:,} edges, more than {most:,}: {remedy}"
+            f"an edge for every pair of {count:,} {what} makes {edges:,}, more than {most:,}: {remedy}"
         )
 
 
