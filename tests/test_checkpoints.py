@@ -135,7 +135,7 @@ def test_saving_takes_little_of_the_time(tmp_path, monkeypatch):
 PROGRAM = """
 import sys
 import test_checkpoints
-test_checkpoints._checkpoints._SPACING = 0
+test_checkpoints.checkpoints._SPACING = 0
 test_checkpoints.run(epochs=400, checkpoint_dir=sys.argv[1])
 """
 

@@ -43,7 +43,10 @@ def several(one):
     distance[:, 0] = 0
     history = dataclasses.replace(one.history, accuracy=rng.random((2, 3, 20)), consensus_distance=distance)
     graphs = [GRAPHS["ring cliques"], GRAPHS["fully_connected cliques"]]
-    return dataclasses.replace(one, topology=graphs, history=history)
+    sent = float(np.mean([graph.report().messages_averaging for graph in graphs]))
+    return dataclasses.replace(
+        one, topology=graphs, history=history, provenance=one.provenance | {"messages_per_round": sent}
+    )
 
 
 @pytest.fixture(autouse=True)

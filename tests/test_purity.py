@@ -102,8 +102,8 @@ def with_algorithm():
     args = types.SimpleNamespace(temp=1.0)
     inner = algorithms.dsgd()
 
-    def step(params, gradients, state):
-        return inner.step(params, jax.tree.map(lambda leaf: leaf / args.temp, gradients), state)
+    def step(params, gradients, *others):
+        return inner.step(params, jax.tree.map(lambda leaf: leaf / args.temp, gradients), *others)
 
     return {"algorithm": inner._replace(step=step)}, vars(args)
 
@@ -188,12 +188,12 @@ def test_known_programs_are_not_traced_again():
     known()
     with monitoring.traces() as names:
         known()
-    assert not {"run", "evaluate", "random_params"} & set(names)
+    assert not {"run", "measure", "random_params"} & set(names)
     own = Net()
     run(model=own)
     with monitoring.traces() as names:
         run(model=own)
-    assert {"run", "evaluate", "random_params"} <= set(names)
+    assert {"run", "measure", "random_params"} <= set(names)
 
 
 def test_numbers_in_arrays_are_no_part_of_the_comparison_by_value():

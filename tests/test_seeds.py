@@ -7,6 +7,8 @@ import pytest
 
 from dcliques_jax import algorithms, datasets, mixing, models, partitions, prepare, simulate, topologies
 from dcliques_jax._engine import memory, state
+from dcliques_jax._mixing.forms import to_common_form
+from dcliques_jax.results import MEASURED
 
 DATA = datasets.synthetic(num_train=400, num_test=60, num_classes=5, input_shape=(6,), seed=3)
 SEEDS = [4, 0, 7]
@@ -26,9 +28,8 @@ def each(value):
 def assert_runs_equal_their_own(together, graphs, data, **arguments):
     for number, (graph, part, seed) in enumerate(zip(each(graphs), each(data), SEEDS, strict=True)):
         alone = simulate(graph, part, seed=seed, **ARGUMENTS | arguments)
-        for name, expected in vars(alone.history).items():
-            found = getattr(together.history, name)
-            found = found if name in ("round", "epoch") else found[number]
+        for name in MEASURED:
+            found, expected = getattr(together.history, name)[number], getattr(alone.history, name)
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6, err_msg=name)
         for found, expected in zip(jax.tree.leaves(together.params), jax.tree.leaves(alone.params), strict=True):
             np.testing.assert_allclose(found[number], expected, rtol=1e-5, atol=1e-6)
@@ -58,7 +59,7 @@ def test_one_data_set_and_one_topology_serve_all_seeds():
     assert together.topology.name == "ring"
 
 
-def test_runs_that_do_not_fitmemory_together_run_by_turns(monkeypatch, tmp_path):
+def test_runs_that_do_not_fit_memory_together_run_by_turns(monkeypatch, tmp_path):
     whole = simulate(GRAPHS["D-Cliques"], PARTITIONS, seeds=SEEDS, **ARGUMENTS)
     needed, forecast = [], memory.forecast
     monkeypatch.setattr(memory, "forecast", lambda *args: needed.append(forecast(*args)) or needed[-1])
@@ -104,7 +105,7 @@ def test_divergence_names_the_seed():
         ({"seeds": []}, "must be a list of integers"),
         ({"seeds": 3}, "must be a list of integers"),
         ({"seeds": np.int64(3)}, "must be a list of integers"),
-        ({"seeds": [0, 1], "seed": 5}, "exclude each other"),
+        ({"seeds": [0, 1], "seed": 5}, "pass either, not both"),
         ({"seeds": [0, -1]}, "seeds=-1 must be an integer"),
         ({"seeds": [0, 1], "topology": [topologies.ring(20)]}, "a list of 1 for 2 seeds"),
         ({"seeds": [0, 1], "dataset": PARTITIONS}, "a list of 3 for 2 seeds"),
@@ -119,12 +120,12 @@ def test_runs_that_do_not_fit_together_are_refused(arguments, message):
 
 def test_weights_become_alike():
     matrices = [mixing.metropolis_hastings(graph) for graph in GRAPHS["of uneven degrees"]]
-    alike = mixing.alike([{"w": matrix, "n": 1} for matrix in matrices])
-    assert {np.shape(tree["w"].values) for tree in alike} == {(20, 19)}
-    for tree, matrix in zip(alike, matrices, strict=True):
-        np.testing.assert_allclose(tree["w"].to_dense(), matrix.to_dense(), atol=1e-15)
+    alike = to_common_form(matrices)
+    assert {np.shape(weights.values) for weights in alike} == {(20, 19)}
+    for weights, matrix in zip(alike, matrices, strict=True):
+        np.testing.assert_allclose(weights.to_dense(), matrix.to_dense(), atol=1e-15)
     wide = [mixing.metropolis_hastings(g) for g in (topologies.fully_connected(70), topologies.ring(70))]
-    assert {type(matrix) for matrix in mixing.alike(wide)} == {mixing.Dense}
+    assert {type(matrix) for matrix in to_common_form(wide)} == {mixing.Dense}
 
 
 def test_seeds_may_differ_in_the_size_of_their_nodes():

@@ -1,7 +1,13 @@
-"""Checks of arguments. Each raises a `ValueError` that names the argument, its value and what is valid."""
+"""Checks of arguments, and warnings.
+
+Each check raises a `ValueError` that names the argument, its value and what is valid.
+"""
 
 import operator
+import sys
+import warnings
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 
@@ -32,3 +38,12 @@ def text(name: str, value: Any) -> None:
     """Checks that the value is a string."""
     if not isinstance(value, str):
         raise ValueError(f"{name}={value!r} must be a string")
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warns at the line of the user's code that called the library."""
+    frame: FrameType | None = sys._getframe()
+    level = 0
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("dcliques_jax", "contextlib"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level + 1)

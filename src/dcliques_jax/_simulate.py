@@ -3,14 +3,13 @@
 import dataclasses
 import functools
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from dcliques_jax import metrics
+from dcliques_jax import _checks, metrics
 from dcliques_jax._engine import interrupts, layout, loop
 from dcliques_jax._engine.plan import Schedule, make_schedule
 from dcliques_jax._engine.setup import Setup, make_setup
@@ -134,7 +133,7 @@ def simulate(
     kept = "" if checkpoints.directory is None else f"; the same call goes on from {checkpoints.directory}"
     last = schedule.evaluated[-1]
     told = f"interrupted after round {result.provenance['rounds_run']} of {last}: this is the result so far"
-    warnings.warn(told + kept, RuntimeWarning, stacklevel=2)
+    _checks.warn(told + kept, RuntimeWarning)
     return dataclasses.replace(result, interrupted=True)
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -119,7 +118,7 @@ def _check_model(run: Run, recipe: Recipe) -> Any:
             f"it must return {expected}"
         )
     if jax.default_backend() == "cpu" and "conv_general_dilated" in str(jax.make_jaxpr(model.apply)(params, examples)):
-        warnings.warn(_SLOW_CONVOLUTION, UserWarning, stacklevel=5)
+        _checks.warn(_SLOW_CONVOLUTION)
     losses = jax.eval_shape(recipe.loss_fn, logits, dataset.train_labels[:1].repeat(2))
     if getattr(losses, "shape", None) != (2,):
         raise ValueError(f"loss_fn returns {losses} for two examples: it must return one loss per example, not a mean")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from dcliques_jax import _checks
 from dcliques_jax._engine import cache_key, layout, program, state
 from dcliques_jax._engine.evaluation import Evaluation
 from dcliques_jax._engine.losses import Losses
@@ -155,7 +155,8 @@ class Simulation:
         measured["train_loss"] = self.losses.means()
         runs = self.layout.runs
         self.losses = Losses.after(self.round, len(runs), runs[0].data.num_nodes)
-        return make_record(self.round, self.plan.rounds_per_epoch, measured, lambda: self.state_of_runs().params)
+        epoch = self.round / self.plan.rounds_per_epoch
+        return Record(round=self.round, epoch=epoch, models=lambda: self.state_of_runs().params, **measured)
 
     def state_of_runs(self) -> State:
         """The state of all runs in the order of the topology, with the axis of runs, on the host."""
@@ -170,9 +171,11 @@ class Simulation:
 
     def for_user(self, record: Record) -> Record:
         """A record that cannot be changed, without the axis of runs if the user knows of none."""
-        measured = {name: self.of_user(getattr(record, name)) for name in (*MEASURED, "extra")}
+        measured = {name: getattr(record, name) for name in (*MEASURED, "extra")}
+        for array in jax.tree.leaves(measured):
+            array.flags.writeable = False  # a callback must not change history
         models = None if record.models is None else lambda: self.of_user(record.models())  # type: ignore[misc]
-        return dataclasses.replace(record, **measured, models=models)
+        return dataclasses.replace(record, **self.of_user(measured), models=models)
 
     @property
     def starts(self) -> list[State]:
@@ -219,20 +222,13 @@ class Simulation:
         if trouble and self._on_nonfinite == "raise":
             raise FloatingPointError(f"{trouble}. Lower the learning rate, or pass on_nonfinite='warn' to go on.")
         if trouble and not self._warned:
-            warnings.warn(trouble, RuntimeWarning, stacklevel=5)
+            _checks.warn(trouble, RuntimeWarning)
             self._warned = True
 
 
 def _most_rounds(layout: layout.Layout) -> int:
     """Rounds to run at a time. Their losses must fit into little memory, however seldom models are evaluated."""
     return int(np.clip(_MOST_LOSSES // layout.num_slots, 1, _MOST_ROUNDS))
-
-
-def make_record(number: int, rounds_per_epoch: int, measured: dict[str, Any], models: Any) -> Record:
-    """A record whose arrays cannot be changed: a callback must not change history."""
-    for array in jax.tree.leaves(measured):
-        array.flags.writeable = False
-    return Record(round=number, epoch=number / rounds_per_epoch, models=models, **measured)
 
 
 def _nonfinite_losses(runs: list[Run], before: int, losses: np.ndarray) -> str | None:

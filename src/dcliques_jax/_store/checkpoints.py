@@ -11,7 +11,6 @@ import os
 import pathlib
 import socket
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -19,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dcliques_jax import _checks
 from dcliques_jax._engine.losses import Losses
 from dcliques_jax._engine.plan import Schedule
 from dcliques_jax._mesh.transfer import of_first_process
@@ -83,11 +83,10 @@ class Checkpoints:
             self._write(number, state, records, losses)
         except OSError as error:
             last = f"the checkpoint of round {self._kept[-1]} stays" if self._kept else "there is none before"
-            warnings.warn(
+            _checks.warn(
                 f"no checkpoint of round {number} could be saved in {self.directory} ({error}): {last}, and the run "
                 "goes on",
                 RuntimeWarning,
-                stacklevel=4,
             )
         ended = time.monotonic()
         self._next_save = ended + _SPACING * (ended - started)
@@ -165,7 +164,7 @@ class Checkpoints:
                 continue
             if bad:
                 told = f"{'; '.join(bad)}: the run goes on from the one before, {self._path(number)}, to the same bits"
-                warnings.warn(told, RuntimeWarning, stacklevel=6)
+                _checks.warn(told, RuntimeWarning)
             return found
         if bad:
             raise ValueError(f"{'; '.join(bad)}: remove the folder {self.directory} to start afresh")
@@ -215,7 +214,7 @@ def _locked(directory: pathlib.Path) -> Iterator[None]:
             taken = files.try_lock(file)
         except OSError as error:  # a folder that cannot be written to, or a file system without locks
             told = f"{directory} cannot be locked ({error}): let no other process use it meanwhile"
-            warnings.warn(told, RuntimeWarning, stacklevel=9)
+            _checks.warn(told, RuntimeWarning)
         if taken is False:
             holder = file.read(1000).decode(errors="replace") or "another process"
             raise ValueError(
