@@ -362,9 +362,7 @@ def _check_wiring(inter: str, num_cliques: int) -> None:
 def _check_all_pairs(count: int, what: str, most: int, remedy: str) -> None:
     edges = count * (count - 1) // 2
     if edges > most:
-        raise ValueError(
-            f"an edge for every pair of {count:,} {what} makes {edges:,}, more than {most:,}: {remedy}"
-        )
+        raise ValueError(f"an edge for every pair of {count:,} {what} makes {edges:,}, more than {most:,}: {remedy}")
 
 
 def _topology(
