@@ -264,7 +264,7 @@ def test_an_interrupted_experiment_goes_on_bit_for_bit(tmp_path):
     assert "Epochs run: 1 of 2; seeds: 1; nodes evaluated: 20 of 20; test examples: 40; " in str(half)
     assert half.markdown().count("so far") == 2
     assert "so far" not in whole.markdown()
-    with pytest.raises(ValueError, match=r"an unfinished run lies in .* --resume"):
+    with pytest.raises(ValueError, match=r"holds an unfinished run: .* --resume"):
         paper.run(**arguments)
     resumed = paper.run(**arguments, resume=True)
     for label, result in whole.measured.items():

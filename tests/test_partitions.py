@@ -146,7 +146,7 @@ def test_dirichlet_deals_every_example_and_tops_up(alpha, num_nodes, min_size, s
             lambda: partitions.one_class(DATA, 2000),
             "has 100 training examples, too few for its 200 nodes",
         ),
-        (lambda: partitions.iid(partitions.iid(DATA, 2), 2), "is no Dataset: build one"),
+        (lambda: partitions.iid(partitions.iid(DATA, 2), 2), "is not a Dataset: build one"),
         (lambda: partitions.iid(DATA, 2.5), r"num_nodes=2\.5 must be an integer"),
         (lambda: partitions.iid(DATA, 10, seed=-1), "seed=-1 must be an integer"),
         (lambda: partitions.iid(DATA, 10, seed=2**32), "seed=4294967296 must be an integer"),
@@ -206,7 +206,7 @@ def test_partitions_do_not_follow_the_arrays_they_were_made_of(dtype):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dataset": None}, "dataset=None is no Dataset"),
+        ({"dataset": None}, "dataset=None is not a Dataset"),
         ({"indices": np.array([[4, 5, 1000], [7, 8, -1]])}, "indices range from 4 to 1000, but there are 1000"),
         ({"indices": np.array([[4, 5, 2**32], [7, 8, -1]])}, "indices range from 4 to 4294967296"),
         ({"indices": np.array([[4, 5, -1], [7, 8, -1]])}, "indices range from -1 to 8"),

@@ -1,4 +1,4 @@
-"""Arrays that nobody can change, and checksums of them."""
+"""Read-only arrays and their checksums."""
 
 import dataclasses
 import hashlib
@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 
 def read_only(values: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> np.ndarray:
-    """The values as an array in the machine's byte order that nobody can change: a copy, unless it is one already.
+    """Returns the values as a read-only array in native byte order; copies them unless their memory is read-only.
 
-    A memory map stays a map, and only this view of it is read-only: whoever opened it for writing can change it.
+    A memory map is not copied. The result is a read-only view of it, and its owner can still write to the file.
 
     >>> base = np.zeros(3)
     >>> array = read_only(base)
@@ -21,7 +21,7 @@ def read_only(values: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> np.n
     (array([0., 0., 0.]), True)
     """
     if isinstance(values, np.ma.MaskedArray):
-        raise ValueError("a masked array would lose its mask: pass values.filled(...), or leave masked examples out")
+        raise ValueError("a masked array would lose its mask: pass values.filled(...), or remove masked examples")
     given = values if isinstance(values, np.memmap) else np.asarray(values)
     array = given.astype(np.dtype(given.dtype if dtype is None else dtype).newbyteorder("="), copy=False)
     if array is given and any(isinstance(part, np.memmap) for part in _memory_of(given)):
@@ -34,7 +34,7 @@ def read_only(values: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> np.n
 
 
 def frozen(array: np.ndarray) -> np.ndarray:
-    """The array itself, made read-only together with the arrays it is a view of; memory maps are left as they are."""
+    """Makes an array and all arrays it is a view of read-only, and returns it. Memory maps stay as they are."""
     parts = list(_memory_of(array))
     if not any(isinstance(part, np.memmap) for part in parts):
         for part in parts:
@@ -43,21 +43,21 @@ def frozen(array: np.ndarray) -> np.ndarray:
 
 
 def _memory_of(array: np.ndarray) -> Iterator[np.ndarray]:
-    """The array and all arrays that it is a view of."""
+    """Yields the array and all arrays that it is a view of."""
     shown: Any = array
     while shown is not None:
         if isinstance(shown, np.ndarray):
             yield shown
-        shown = getattr(shown, "base", None)  # also those of NumPy's stand-ins behind sliding windows
+        shown = getattr(shown, "base", None)  # sliding windows have bases that are not arrays
 
 
 def rebuilt(value: Any) -> tuple[type, tuple[Any, ...]]:
-    """What `__reduce__` of a dataclass returns for its copies to be made, and so checked, by the constructor."""
+    """Implements `__reduce__` for dataclasses: copies go through the constructor, which checks them."""
     return type(value), tuple(getattr(value, field.name) for field in dataclasses.fields(value))
 
 
 def checksum(*contents: Any) -> str:
-    """A checksum of bytes and arrays: their types, shapes and values; None counts, too.
+    """Computes a checksum of bytes, arrays (types, shapes and values) and Nones.
 
     >>> checksum(np.zeros(2), None) == checksum(np.zeros(2), None) != checksum(np.zeros(2))
     True

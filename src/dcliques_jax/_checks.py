@@ -1,6 +1,6 @@
-"""Checks of arguments: each raises a `ValueError` that names the argument, its value and a value that would do.
+"""Checks of arguments, and warnings.
 
-Also warnings.
+Each check raises a `ValueError` that names the argument, its value and what is valid.
 """
 
 import operator
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def integer(name: str, value: Any, least: int, most: int | None = None, why: str = "") -> int:
-    """The value as an int, if it is a whole number from `least` to `most`.
+    """Returns the value as an int; it must be an integer from `least` to `most`.
 
     >>> integer("num_nodes", 0, 1)
     Traceback (most recent call last):
@@ -41,7 +41,7 @@ def text(name: str, value: Any) -> None:
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warns at the line that called the library, however deep inside of it this is called."""
+    """Warns at the line of the user's code that called the library."""
     frame: FrameType | None = sys._getframe()
     level = 0
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("dcliques_jax", "contextlib"):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 def table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
-    """A table of labels and values; sets no colours, so it is readable on light and on dark pages."""
+    """Makes a table of labels and values. It sets no colours, so it suits light and dark pages."""
     cells = "".join(
         f"<tr><td style='text-align:left'>{html.escape(label).replace('  ', '&emsp;')}</td>"
         f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
@@ -15,6 +15,6 @@ def table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
 
 
 def span(least: float, most: float, form: str = ",") -> str:
-    """Two numbers as a range, or one if they are written alike."""
+    """Writes two numbers as a range, or as one number if they look the same."""
     first, last = format(least, form), format(most, form)
     return first if first == last else f"{first} to {last}"

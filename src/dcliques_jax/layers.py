@@ -1,10 +1,10 @@
-"""Layers for networks of which every node has its own weights.
+"""Layers that run fast when every node has its own weights.
 
-`Dense`, `Conv`, `GroupNorm` and `max_pool` stand in for those of flax: the same names, parameters and values up to
-rounding, and the arguments that networks of images need. Flax's own work too, but once they are lifted over nodes
-XLA:CPU runs them many times slower: convolutions with a kernel for each node become grouped ones, and gradients of
-pools become scatters. Here convolutions are matrix products, pools are maxima of slices, and their gradients are
-written out as the same.
+`Dense`, `Conv`, `GroupNorm` and `max_pool` replace those of flax. They have the same names and parameters, the same
+values up to rounding, and the arguments that image models need. The layers of flax work too, but XLA:CPU runs them many
+times slower when they are lifted over nodes: convolutions with one kernel per node become grouped convolutions, and
+gradients of pools become scatters. Here convolutions are matrix products and pools are maxima of slices, and so are
+their gradients.
 """
 
 import functools
@@ -21,13 +21,16 @@ from dcliques_jax._engine.xla import unfused
 
 Pads = tuple[tuple[int, int], tuple[int, int]]
 
-_LANES = 8  # floats in a vector
-# Products with few units are a quarter faster with their number rounded up to full vectors, from this batch size on.
+_LANES = 8  # floats per vector
+# From this batch size on, products with few units are a quarter faster if units are padded to full vectors.
 _PADDED_BATCH = 32
 
 
 def dot_general(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, precision: Any = None, **kwargs: Any) -> Any:
-    """`jax.lax.dot_general`, for `flax.linen.Dense(dot_general=...)`; fast for inputs `[batch, features]`."""
+    """`jax.lax.dot_general` for `flax.linen.Dense(dot_general=...)`.
+
+    It is fast for inputs `[batch, features]`. The arguments are those of `jax.lax.dot_general`.
+    """
     if lhs.ndim == 2 and dimension_numbers == (((1,), (0,)), ((), ())) and not kwargs:
         return _product(precision, lhs, rhs)
     return lax.dot_general(lhs, rhs, dimension_numbers, precision=precision, **kwargs)
@@ -45,10 +48,11 @@ def conv_general_dilated(
     precision: Any = None,
     **kwargs: Any,
 ) -> jax.Array:
-    """`jax.lax.conv_general_dilated`, for `flax.linen.Conv(conv_general_dilated=...)`.
+    """`jax.lax.conv_general_dilated` for `flax.linen.Conv(conv_general_dilated=...)`.
 
-    Fast for images `[batch, height, width, channels]` with any window, stride and padding. Dilated and grouped
-    convolutions, and those over one or three dimensions, are left to XLA.
+    It is fast for images `[batch, height, width, channels]` with any window, stride and padding. XLA computes dilated
+    and grouped convolutions, and those over one or three dimensions. The arguments are those of
+    `jax.lax.conv_general_dilated`.
     """
     plain = all(step == 1 for step in (*(lhs_dilation or ()), *(rhs_dilation or ()), feature_group_count))
     layout = lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers)
@@ -86,25 +90,25 @@ class Conv(nn.Conv):
 class GroupNorm(nn.Module):
     """`flax.linen.GroupNorm` over the last axis, for inputs `[batch, ..., channels]`.
 
-    Means and variances are computed in float32 at least, as flax does: in half precision squares overflow.
+    Like flax, it computes means and variances in at least float32, because squares overflow in half precision.
     """
 
-    num_groups: int = 32
-    epsilon: float = 1e-6
+    num_groups: int = 32  # must divide the number of channels
+    epsilon: float = 1e-6  # added to the variance
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Each example normalised within groups of channels, then scaled and shifted channel by channel."""
+        """Normalises each example within groups of channels, then scales and shifts each channel."""
         channels = inputs.shape[-1]
         if channels % self.num_groups:
             raise ValueError(f"num_groups={self.num_groups} must divide the {channels} channels of the inputs")
         scale = self.param("scale", nn.initializers.ones, (channels,))
         bias = self.param("bias", nn.initializers.zeros, (channels,))
-        places = tuple(range(1, inputs.ndim - 1))
+        spatial = tuple(range(1, inputs.ndim - 1))
 
         def of_groups(x: jax.Array) -> jax.Array:
-            """Means over places and the channels of a group, `[batch, channels]`."""
-            means = x.mean(axis=places).reshape(-1, self.num_groups, channels // self.num_groups)
+            """Means over spatial axes and the channels of a group, `[batch, channels]`."""
+            means = x.mean(axis=spatial).reshape(-1, self.num_groups, channels // self.num_groups)
             return jnp.broadcast_to(means.mean(axis=2, keepdims=True), means.shape).reshape(-1, channels)
 
         precise = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
@@ -112,7 +116,7 @@ class GroupNorm(nn.Module):
         variance = jnp.maximum(of_groups(jnp.square(precise)) - jnp.square(mean), 0)
         factor = lax.rsqrt(variance + self.epsilon) * scale[None]
         shift = bias[None] - mean * factor
-        normalised = precise * jnp.expand_dims(factor, places) + jnp.expand_dims(shift, places)
+        normalised = precise * jnp.expand_dims(factor, spatial) + jnp.expand_dims(shift, spatial)
         return normalised.astype(jnp.result_type(inputs, scale, bias))
 
 
@@ -122,7 +126,13 @@ def max_pool(
     strides: tuple[int, int] | None = None,
     padding: str | Sequence[tuple[int, int]] = "VALID",
 ) -> jax.Array:
-    """`flax.linen.max_pool` of images `[batch, height, width, channels]`; of equal maxima the first has the gradient.
+    """`flax.linen.max_pool` of images. The first of equal maxima gets the gradient.
+
+    Args:
+      inputs: images `[batch, height, width, channels]`.
+      window_shape: height and width of the window.
+      strides: steps of the window. Defaults to 1.
+      padding: `"VALID"`, `"SAME"`, or the padding before and after of height and width.
 
     >>> max_pool(jnp.arange(16.0).reshape(1, 4, 4, 1), (2, 2), (2, 2)).reshape(2, 2)
     Array([[ 5.,  7.],
@@ -137,9 +147,9 @@ def max_pool(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(precision: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The product of `[batch, features]` and `[features, units]` where no gradient is asked for.
+    """Multiplies `[batch, features]` and `[features, units]` when no gradient is needed.
 
-    Evaluation has the same inputs for all nodes, and XLA makes one large product of theirs.
+    In evaluation all nodes share the inputs, and XLA makes one large product of all nodes.
     """
     return jnp.matmul(x, kernel, precision=precision)
 
@@ -152,8 +162,8 @@ def _product_forward(precision: Any, x: jax.Array, kernel: jax.Array) -> Any:
 
 def _product_backward(precision: Any, saved: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, kernel = saved
-    # The gradient of the kernel is computed as [units, features] and turned afterwards: of all orders of this product
-    # XLA:CPU runs the direct one, [features, units], slowest (by a factor of three for 1000 nodes with batches of 13).
+    # Compute the gradient of the kernel as [units, features] and transpose it. XLA:CPU runs the direct product,
+    # [features, units], slower than all other orders (by a factor of three for 1000 nodes with batches of 13).
     of_kernel = unfused(functools.partial(jnp.matmul, precision=precision))(gradient.T, x).T
     return jnp.matmul(gradient, kernel.T, precision=precision), of_kernel
 
@@ -162,18 +172,18 @@ _product.defvjp(_product_forward, _product_backward)
 
 
 def _convolution(strides: tuple[int, int], pads: Pads, precision: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The convolution as one matrix product.
+    """Computes the convolution as one matrix product.
 
         y[r, w] = sum_i z_i[r + i, w]       z_i[r, w] = sum_j x[r, w + j] K[i, j]
 
-    The places of a window across are laid side by side before the product, those down are added up after it. Where
-    there are few channels it is less to write if those down, too, come before it: patches.
+    The columns of a window are concatenated before the product, its rows are summed after it. With few channels it
+    takes less memory traffic to concatenate the rows before the product, too: patches.
     """
     height, width, channels, units = kernel.shape
     if height * width * channels <= width * channels + height * units:
         x = jnp.concatenate(_slices(jnp.pad(x, ((0, 0), pads[0], (0, 0), (0, 0))), 1, height, strides[0]), axis=3)
         kernel = kernel.swapaxes(0, 1).reshape(1, width, height * channels, units)
-        to_full = (0, -x.shape[3] % _LANES)  # full vectors are copied faster
+        to_full = (0, -x.shape[3] % _LANES)  # full vectors copy faster
         x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), to_full))
         kernel = jnp.pad(kernel, ((0, 0), (0, 0), to_full, (0, 0)))
         strides, pads = (1, strides[1]), ((0, 0), pads[1])
@@ -229,13 +239,13 @@ _runs_product.defvjp(_runs_product_forward, _runs_product_backward)
 
 
 def _slices(x: jax.Array, axis: int, window: int, stride: int) -> list[jax.Array]:
-    """What the places 0, 1, .. of a window see as it moves along an axis."""
+    """Slices what entry 0, 1, .. of a window sees as the window moves along an axis."""
     last = stride * ((x.shape[axis] - window) // stride)
-    return [lax.slice_in_dim(x, place, place + last + 1, stride, axis) for place in range(window)]
+    return [lax.slice_in_dim(x, entry, entry + last + 1, stride, axis) for entry in range(window)]
 
 
 def _spread(x: jax.Array, axis: int, start: int, stride: int, size: int) -> jax.Array:
-    """Entries from `start` on, every `stride`-th of `size`, and zeros between and around them."""
+    """Places x at every `stride`-th of `size` entries, from `start` on, with zeros elsewhere."""
     pads = [(0, 0, 0)] * x.ndim
     pads[axis] = (start, size - start - stride * (x.shape[axis] - 1) - 1, stride - 1)
     return lax.pad(x, jnp.zeros((), x.dtype), pads)
@@ -243,7 +253,7 @@ def _spread(x: jax.Array, axis: int, start: int, stride: int, size: int) -> jax.
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _pool(window: tuple[int, int], strides: tuple[int, int], x: jax.Array) -> jax.Array:
-    for axis in (1, 2):  # one after the other: less to compare, and rows of whole vectors first
+    for axis in (1, 2):  # separable: fewer comparisons, and whole vectors first
         maxima = functools.partial(_maxima, axis, window[axis - 1], strides[axis - 1])
         x = unfused(maxima)(x)
     return x
@@ -254,7 +264,7 @@ def _maxima(axis: int, window: int, stride: int, x: jax.Array) -> jax.Array:
 
 
 def _taps(window: tuple[int, int], strides: tuple[int, int], x: jax.Array) -> list[jax.Array]:
-    """Slices of the inputs, one for each place in a window, all of the shape of the outputs."""
+    """Slices the inputs, one slice of the shape of the outputs per entry of a window."""
     rows = _slices(x, 1, window[0], strides[0])
     return [tap for row in rows for tap in _slices(row, 2, window[1], strides[1])]
 
@@ -266,11 +276,11 @@ def _pool_forward(window: tuple[int, int], strides: tuple[int, int], x: jax.Arra
 
 def _pool_backward(window: tuple[int, int], strides: tuple[int, int], saved: Any, gradient: jax.Array) -> Any:
     x, y = saved
-    winner = jnp.full(y.shape, -1, jnp.int16)  # the first place in a window that holds its maximum
+    winner = jnp.full(y.shape, -1, jnp.int16)  # the first entry of a window that holds its maximum
     for tap, values in reversed(list(enumerate(_taps(window, strides, x)))):
         winner = jnp.where(values == y, jnp.int16(tap), winner)
-    # Inputs are taken apart by their place within a stride. All that share one are covered by the same taps of windows
-    # a fixed number of steps before them, so that their gradients are sums of slices.
+    # Group inputs by their phase, the position within a stride. The same taps of windows, a fixed number of steps
+    # before, cover all inputs of a phase, so their gradients are sums of slices.
     batch, *size, channels = x.shape
     steps = [-(-length // stride) for length, stride in zip(size, strides, strict=True)]
     reach = [(w - 1) // s for w, s in zip(window, strides, strict=True)]

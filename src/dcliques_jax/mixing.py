@@ -1,9 +1,9 @@
 """How much each neighbour counts.
 
-Gossip and Clique Averaging are one operation, a sparse matrix along the node axis of a stacked pytree: `mix`. A matrix
-comes in the form that multiplies fastest: a mean over groups where it is one, else lists of neighbours up to 64 a node,
-else a dense matrix. These choices were measured on CPUs (`benchmarks/mixing.py`); other devices get the same. To force
-another, pass it to the algorithm:
+Gossip and Clique Averaging are one operation: `mix` multiplies a stacked pytree by a matrix along the node axis.
+Builders return the form that multiplies fastest: `GroupMean` for a mean over groups, `Neighbours` for up to 64
+neighbours per node, else `Dense`. These choices were measured on CPUs (`benchmarks/mixing.py`) and apply to all
+devices. To force another form, pass it to the algorithm:
 
     matrix = mixing.metropolis_hastings(topology).to_sparse()
     algorithms.dsgd(weights=mixing.Dense.from_sparse(matrix))
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from dcliques_jax import _arrays, _checks
+from dcliques_jax import _arrays, _checks, _edges
 from dcliques_jax._mixing.forms import (
     MOST_UNROLLED,
     TOLERANCE,
@@ -31,7 +31,7 @@ from dcliques_jax._mixing.forms import (
     without_diagonal,
 )
 from dcliques_jax._mixing.spectrum import second_eigenvalue, spectral_gap
-from dcliques_jax.topologies import Edges, Topology, check_edges
+from dcliques_jax.topologies import Edges, Topology
 
 __all__ = [
     "Dense",
@@ -50,11 +50,15 @@ __all__ = [
     "spectral_gap",
 ]
 
-_MOST_DENSE = 20_000  # nodes for which a dense matrix is built, of 3.2 GB
+_MOST_DENSE = 20_000  # nodes of the largest dense matrix, which takes 3.2 GB
 
 
 def mix(weights: Weights, tree: Any) -> Any:
-    """Multiplies every leaf `[nodes, ...]` of a stacked pytree with the matrix: x_i <- sum_j w_ij x_j.
+    """Multiplies every leaf of a stacked pytree by the matrix: x_i <- sum_j w_ij x_j.
+
+    Args:
+      weights: the matrix.
+      tree: a pytree of floating-point arrays `[nodes, ...]`.
 
     >>> from dcliques_jax import topologies
     >>> mix(metropolis_hastings(topologies.fully_connected(4)), {"a": jnp.arange(4.0)})
@@ -70,7 +74,7 @@ def mix(weights: Weights, tree: Any) -> Any:
 
 
 def metropolis_hastings(topology: Topology) -> Weights:
-    """The gossip matrix of the paper (eq. 2), symmetric and doubly stochastic for any graph.
+    """Makes the gossip matrix of the paper (eq. 2), which is symmetric and doubly stochastic for any graph.
 
         W_ij = 1 / (max(degree(i), degree(j)) + 1)  on edges,   W_ii = 1 - sum_{j != i} W_ij
 
@@ -91,14 +95,15 @@ def clique_average(topology: Topology) -> Weights:
 
         g_i = 1 / |Clique(i)| sum_{j in Clique(i)} grad_j
 
-    Where edges inside the clique were removed it is the average over the node and the clique-mates it still touches,
-    and on a `topologies.diverse_random` graph that over the node and one neighbour of each other class.
+    In general the average is over a node and its neighbours by `topology.gradient_edges`. If edges inside a clique were
+    removed, these are the remaining ones. On a `topologies.diverse_random` graph they lead to one node of each other
+    class.
     """
     n, ids, edges = topology.num_nodes, topology.clique_ids, topology.gradient_edges
     if edges is None:
         raise ValueError(
             f"{topology!r} has neither cliques nor gradient edges to average gradients over: use a D-Cliques topology, "
-            "or mixing.neighbourhood_average for a neighbourhood of your own"
+            "or mixing.neighbourhood_average with your own edges"
         )
     if ids is not None:
         sizes = np.bincount(ids)
@@ -108,9 +113,13 @@ def clique_average(topology: Topology) -> Weights:
 
 
 def neighbourhood_average(num_nodes: int, edges: Edges) -> Weights:
-    """Averages uniformly over a node and its neighbours by the given undirected edges.
+    """Averages uniformly over each node and its neighbours.
 
-    Rows sum to 1, columns need not: meant for gradients, not for gossip.
+    Rows sum to 1, columns in general do not. Use it for gradients, not for gossip.
+
+    Args:
+      num_nodes: number of nodes.
+      edges: undirected edges, in any order.
 
     >>> neighbourhood_average(3, [[0, 1], [1, 2]]).to_dense().round(3)
     array([[0.5  , 0.5  , 0.   ],
@@ -118,7 +127,7 @@ def neighbourhood_average(num_nodes: int, edges: Edges) -> Weights:
            [0.   , 0.5  , 0.5  ]])
     """
     num_nodes = _checks.integer("num_nodes", num_nodes, 1)
-    pairs = check_edges(num_nodes, edges)
+    pairs = _edges.checked(num_nodes, edges)
     ends = np.concatenate([pairs, pairs[:, ::-1]])
     degrees = np.bincount(ends[:, 0], minlength=num_nodes)
     rows = scipy.sparse.csr_array((1 / (degrees[ends[:, 0]] + 1), (ends[:, 0], ends[:, 1])), (num_nodes, num_nodes))
@@ -126,10 +135,10 @@ def neighbourhood_average(num_nodes: int, edges: Edges) -> Weights:
 
 
 def from_matrix(matrix: Any) -> Weights:
-    """Weights of any square matrix, dense or SciPy sparse, whose rows sum to 1.
+    """Makes weights from any square matrix, dense or SciPy sparse, whose rows sum to 1.
 
-    A residue of rounding (up to 1e-6) goes to the diagonal. Gossip needs a symmetric, doubly stochastic matrix; that
-    is checked where the matrix is used for gossip.
+    Rounding errors of up to 1e-6 per row go to the diagonal. Gossip needs a symmetric, doubly stochastic matrix;
+    `check_gossip` checks that.
     """
     given = matrix if scipy.sparse.issparse(matrix) else np.asarray(matrix)
     check_square(given)
@@ -142,16 +151,16 @@ def check_gossip(weights: Weights, topology: Topology, requires: str = "symmetri
     """Raises a `ValueError` unless the matrix may be used for gossip over the topology.
 
     Args:
-      weights: the gossip matrix W. It must link neighbours only, with weights that are not negative.
+      weights: the gossip matrix W. Its weights must be non-negative, and zero between nodes that are not neighbours.
       topology: who may talk to whom.
-      requires: what must hold besides: `"rows"` sum to 1, `"columns"` too, so that the mean of all models is preserved,
-        or the matrix is `"symmetric"` on top.
+      requires: what else must hold. `"rows"`: rows sum to 1. `"columns"`: columns do too, which preserves the mean of
+        all models. `"symmetric"`: the matrix is also symmetric.
     """
     _checks.choice("requires", requires, ("rows", "columns", "symmetric"))
     if weights.num_nodes != topology.num_nodes:
         raise ValueError(f"weights are for {weights.num_nodes} nodes, the topology has {topology.num_nodes}")
     if isinstance(weights, GroupMean) and _is_complete(topology):
-        return  # symmetric by its form, and too large to look at
+        return  # symmetric by construction, and too large to expand
     matrix = weights.to_sparse()
     i, j, difference = largest_entry(matrix - matrix.T)
     if requires == "symmetric" and abs(difference) > TOLERANCE:
@@ -180,23 +189,23 @@ def _from_edges(num_nodes: int, edges: np.ndarray, values: np.ndarray) -> Weight
 
 
 def _from_sparse(matrix: scipy.sparse.csr_array) -> Weights:
-    """The matrix in its best form; its diagonal is what the rest of a row leaves to 1."""
-    n, most = matrix.shape[0], np.diff(without_diagonal(matrix).indptr).max(initial=0)
-    if most <= MOST_UNROLLED:
+    """Chooses the fastest form. The diagonal is set so that rows sum to 1."""
+    n, width = matrix.shape[0], np.diff(without_diagonal(matrix).indptr).max(initial=0)
+    if width <= MOST_UNROLLED:
         return Neighbours.from_sparse(matrix)
     if n > _MOST_DENSE:
         raise ValueError(
-            f"a node has {most} neighbours: above {MOST_UNROLLED} weights are a dense matrix, and that of {n:,} nodes "
-            f"takes {8e-9 * n * n:,.0f} GB; choose a topology with fewer neighbours, or up to {_MOST_DENSE:,} nodes"
+            f"a node has {width} neighbours: above {MOST_UNROLLED} weights are a dense matrix, and that of {n:,} nodes "
+            f"takes {8e-9 * n * n:,.0f} GB; choose a topology with fewer neighbours, or at most {_MOST_DENSE:,} nodes"
         )
     return Dense.from_sparse(matrix)
 
 
 def _group_average(ids: np.ndarray) -> GroupMean:
     sizes = np.bincount(ids)
-    place = np.arange(sizes.max())
-    used = place < sizes[:, None]  # [groups, most]
+    column = np.arange(sizes.max())
+    used = column < sizes[:, None]  # [groups, width]
     starts = np.cumsum(sizes) - sizes
-    members = np.argsort(ids, kind="stable")[starts[:, None] + np.where(used, place, 0)]
+    members = np.argsort(ids, kind="stable")[starts[:, None] + np.where(used, column, 0)]
     arrays = (members.astype(np.int32), used / sizes[:, None], ids.astype(np.int32))
     return GroupMean(*map(_arrays.frozen, arrays))

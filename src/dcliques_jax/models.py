@@ -1,6 +1,6 @@
 """One node's model.
 
-Models never see nodes: they are written for one, and the simulator lifts them over all with `jax.vmap`.
+Models are written for one node. The simulator lifts them over all nodes with `jax.vmap`.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ Params = Any
 
 
 class Model(NamedTuple):
-    """A pair of pure functions; any such pair is a model."""
+    """A pair of pure functions. Any such pair is a model."""
 
     init: Callable[[jax.Array, jax.Array], Params]  # (key, example_inputs [batch, ...]) -> params
     apply: Callable[[Params, jax.Array], jax.Array]  # (params, inputs [batch, ...]) -> logits [batch, classes]
 
 
 def logistic_regression(num_classes: int = 10) -> nn.Module:
-    """The paper's model for MNIST: one linear layer with bias on the flattened inputs (784 -> 10: 7,850 parameters).
+    """Makes the paper's model for MNIST: one linear layer with bias on the flattened inputs (7,850 parameters).
 
     Weights and biases start uniform in +-1/sqrt(fan_in).
     """
@@ -36,19 +36,23 @@ def logistic_regression(num_classes: int = 10) -> nn.Module:
 
 
 def gn_lenet(num_classes: int = 10) -> nn.Module:
-    """The paper's network for CIFAR-10: LeNet with group normalisation (85,354 parameters on 32 x 32 x 3).
+    """Makes the paper's model for CIFAR-10: LeNet with group normalisation (85,354 parameters on 32 x 32 x 3).
 
-    Three 5 x 5 convolutions (32, 32, 64 channels), each followed by group normalisation in two groups and a
-    3 x 3 max-pool of stride 2, and one linear layer. As in the reference experiments the first layer, and only it,
-    pools before it normalises. Weights and biases start uniform in +-1/sqrt(fan_in).
+    It has three 5 x 5 convolutions (32, 32, 64 channels), each followed by group normalisation in two groups and a
+    3 x 3 max-pool of stride 2, and one linear layer. As in the reference experiments, only the first convolution is
+    pooled before it is normalised. Weights and biases start uniform in +-1/sqrt(fan_in).
     """
     return GNLeNet(num_classes)
 
 
 def mlp(hidden: Sequence[int] = (200,), num_classes: int = 10) -> nn.Module:
-    """A perceptron with hidden layers of the given sizes and ReLU between them, on the flattened inputs.
+    """Makes a perceptron with hidden layers and ReLU between them, on the flattened inputs.
 
     Weights and biases start uniform in +-1/sqrt(fan_in).
+
+    Args:
+      hidden: sizes of the hidden layers.
+      num_classes: number of classes.
 
     >>> num_parameters(mlp((200,)), jnp.zeros((1, 28, 28, 1)))
     159010
@@ -105,10 +109,11 @@ class GNLeNet(nn.Module):
 
 
 def as_model(model: Any) -> Model:
-    """What `simulate(model=...)` takes, as a `Model`.
+    """Converts the `model` of `simulate` to a `Model`.
 
-    That is a flax.linen module, a function of `rngs` that builds a flax.nnx module, or a pair of functions
-    `(init, apply)`.
+    Args:
+      model: a flax.linen module, a function of `rngs` that builds a flax.nnx module, or a pair of functions
+        `(init, apply)`.
     """
     if isinstance(model, nn.Module):
         return _from_linen(model)
@@ -118,7 +123,7 @@ def as_model(model: Any) -> Model:
         call = model.__init__ if isinstance(model, type) else model  # type: ignore[misc]
         if "rngs" in inspect.signature(call).parameters:
             return _from_nnx(model)
-    built = " It is built already: pass a function that builds it, lambda rngs: ..." if _is_nnx(model) else ""
+    built = " It is built already: pass a function that builds it, such as lambda rngs: ..." if _is_nnx(model) else ""
     raise ValueError(
         f"model={model!r} is not a model.{built} Pass a flax.linen module such as models.logistic_regression(), a "
         "function that builds a flax.nnx module such as lambda rngs: MyModule(rngs=rngs), or a pair of functions "
@@ -127,7 +132,7 @@ def as_model(model: Any) -> Model:
 
 
 def described(model: Any) -> str:
-    """A line that tells what model it is.
+    """Describes a model in one line.
 
     >>> described(logistic_regression(4))
     'LogisticRegression(num_classes=4)'
@@ -135,13 +140,19 @@ def described(model: Any) -> str:
     if isinstance(model, nn.Module):
         names = [field.name for field in dataclasses.fields(model) if field.init]
         fields = (f"{name}={getattr(model, name)!r}" for name in names if name not in ("parent", "name"))
-        return re.sub(r" at 0x[0-9a-f]+", "", f"{type(model).__name__}({', '.join(fields)})")  # the same everywhere
+        return re.sub(
+            r" at 0x[0-9a-f]+", "", f"{type(model).__name__}({', '.join(fields)})"
+        )  # without addresses, which differ between processes
     functions = model if isinstance(model, tuple) else (model,)
     return ", ".join(getattr(function, "__qualname__", type(function).__name__) for function in functions)
 
 
 def num_parameters(model: Any, example_inputs: Any) -> int:
-    """Number of parameters that a model has for inputs like `example_inputs` `[batch, ...]`.
+    """Counts the parameters of a model.
+
+    Args:
+      model: a model as in `simulate`.
+      example_inputs: inputs `[batch, ...]` of the shape that the model gets.
 
     >>> num_parameters(gn_lenet(), jnp.zeros((1, 32, 32, 3)))
     85354
@@ -151,8 +162,8 @@ def num_parameters(model: Any, example_inputs: Any) -> int:
 
 
 _STATELESS = (
-    "and a round averages parameters and nothing else: use a module without, for example with GroupNorm instead of "
-    "BatchNorm, and dropout switched off"
+    "but rounds average parameters only: use a module without it, for example with GroupNorm instead of BatchNorm and "
+    "with dropout switched off"
 )
 
 
@@ -176,7 +187,7 @@ def _from_linen(module: nn.Module) -> Model:
 
 
 def _is_nnx(model: Any) -> bool:
-    """Whether it is an nnx module; without importing flax.nnx, which takes long, if nobody did."""
+    """Whether a model is an nnx module. Does not import flax.nnx, which takes long."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(model, nnx.Module)
 
@@ -196,7 +207,7 @@ def _from_nnx(build: Callable[..., Any]) -> Model:
         return nnx.to_pure_dict(split(key)[1])
 
     def apply(params: Params, inputs: jax.Array) -> jax.Array:
-        # The structure is found by building the module without computing anything.
+        # eval_shape finds the structure without any computation.
         definition, state = jax.eval_shape(split, jax.random.key(0))
         nnx.replace_by_pure_dict(state, params)
         logits: jax.Array = nnx.merge(definition, state)(inputs)

@@ -1,7 +1,7 @@
 """Which node holds which example.
 
-Every partition is a function `(dataset, num_nodes, *, ..., seed) -> PartitionedDataset`; the same seed gives the
-same partition.
+Every partition is a function `(dataset, num_nodes, *, ..., seed) -> PartitionedDataset`. The same seed gives the same
+partition.
 """
 
 import bisect
@@ -19,14 +19,14 @@ from dcliques_jax.datasets import Dataset
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PartitionedDataset:
-    """A data set and the training examples that each node holds; see `from_indices` to make one of any lists.
+    """A data set and the training examples that each node holds. Use `from_indices` to make one.
 
     Its arrays are read-only.
     """
 
     dataset: Dataset
-    indices: np.ndarray  # [nodes, most] int32 into the training examples; -1 past a node's size
-    sizes: np.ndarray  # [nodes]
+    indices: np.ndarray  # [nodes, width] int32 into the training examples, padded with -1
+    sizes: np.ndarray  # [nodes] number of examples
 
     def __post_init__(self) -> None:
         num_train = len(_checked(self.dataset).train_labels)
@@ -43,7 +43,7 @@ class PartitionedDataset:
 
     @property
     def label_counts(self) -> np.ndarray:
-        """Examples of each class at each node, `[nodes, classes]`."""
+        """Number of examples of each class at each node, `[nodes, classes]`."""
         nodes, _ = held = np.nonzero(self.indices >= 0)
         counts = np.zeros((self.num_nodes, self.dataset.num_classes), np.int64)
         np.add.at(counts, (nodes, self.dataset.train_labels[self.indices[held]]), 1)
@@ -51,7 +51,7 @@ class PartitionedDataset:
 
     @property
     def label_distribution(self) -> np.ndarray:
-        """The local label distributions p_i(y), `[nodes, classes]`; each row sums to 1."""
+        """The local label distributions p_i(y), `[nodes, classes]`. Each row sums to 1."""
         return self.label_counts / self.sizes[:, None]
 
     def plot(self, ax: Any = None) -> Any:
@@ -63,7 +63,7 @@ class PartitionedDataset:
     def __repr__(self) -> str:
         smallest, largest = self.sizes.min(), self.sizes.max()
         each = f"{smallest}" if smallest == largest else f"{smallest} to {largest}"
-        return f"PartitionedDataset({self.dataset.name!r}, num_nodes={self.num_nodes}, {each} examples a node)"
+        return f"PartitionedDataset({self.dataset.name!r}, num_nodes={self.num_nodes}, {each} examples per node)"
 
     def _repr_html_(self) -> str:
         labels = (self.label_counts > 0).sum(axis=1)
@@ -76,11 +76,15 @@ class PartitionedDataset:
 
 
 def from_indices(dataset: Dataset, indices: Sequence[npt.ArrayLike]) -> PartitionedDataset:
-    """Gives node i the training examples `indices[i]`; nodes may hold different numbers of them.
+    """Gives node i the training examples `indices[i]`.
+
+    Args:
+      dataset: the data set.
+      indices: one list of indices into the training examples per node. Lists may overlap and differ in length.
 
     >>> from dcliques_jax import datasets
     >>> from_indices(datasets.synthetic(), [[0, 1, 2], [3, 4]])
-    PartitionedDataset('synthetic', num_nodes=2, 2 to 3 examples a node)
+    PartitionedDataset('synthetic', num_nodes=2, 2 to 3 examples per node)
     """
     if len(indices) == 0:
         raise ValueError("a partition needs at least one node")
@@ -89,34 +93,44 @@ def from_indices(dataset: Dataset, indices: Sequence[npt.ArrayLike]) -> Partitio
         if row.dtype.kind not in "iu" and row.size:
             raise ValueError(f"indices[{node}] must be integers, not {row.dtype}")
     sizes = np.array([len(row) for row in rows])
-    held = np.concatenate([row for row in rows if len(row)] or rows)  # an empty list would be one of floats
+    held = np.concatenate([row for row in rows if len(row)] or rows)  # empty lists have type float
     padded = np.full((len(rows), sizes.max()), -1, np.int64)
     padded[np.arange(sizes.max()) < sizes[:, None]] = held
     return PartitionedDataset(dataset, padded, _arrays.frozen(sizes))
 
 
 def iid(dataset: Dataset, num_nodes: int, *, seed: int = 0) -> PartitionedDataset:
-    """Deals the shuffled examples out evenly: every node sees the global label distribution.
+    """Deals the shuffled examples out evenly, so that every node sees the global label distribution.
 
-    Sizes differ by one at most where the examples do not divide.
+    Args:
+      dataset: the data set.
+      num_nodes: number of nodes. Sizes differ by at most one if it does not divide the number of examples.
+      seed: seed of the shuffle.
 
     >>> from dcliques_jax import datasets
     >>> iid(datasets.synthetic(num_train=1000), 100)
-    PartitionedDataset('synthetic', num_nodes=100, 10 examples a node)
+    PartitionedDataset('synthetic', num_nodes=100, 10 examples per node)
     """
     num_train = len(_checked(dataset).train_labels)
-    num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train, "an example for every node")
+    num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train, "one example per node")
     return from_indices(dataset, np.array_split(_random.generator(seed).permutation(num_train), num_nodes))
 
 
 def shards(
     dataset: Dataset, num_nodes: int, *, shards_per_node: int = 2, unequal: bool = False, seed: int = 0
 ) -> PartitionedDataset:
-    """The partition of McMahan et al. (2017), used by the paper: examples sorted by class, cut into shards.
+    """Sorts examples by class and cuts them into shards, as McMahan et al. (2017) and the paper do.
 
-    The examples (shuffled inside each class) are cut into `num_nodes * shards_per_node` shards of equal size, and
-    every node gets `shards_per_node` of them at random. A shard may straddle two classes. Examples that do not
-    divide into equal shards are an error, unless `unequal=True` lets the sizes of shards differ by one.
+    The examples, shuffled inside each class, are cut into `num_nodes * shards_per_node` shards of equal size. Every
+    node gets `shards_per_node` of them at random. A shard may straddle two classes.
+
+    Args:
+      dataset: the data set.
+      num_nodes: number of nodes.
+      shards_per_node: number of shards per node.
+      unequal: whether the sizes of shards may differ by one. Otherwise the number of shards must divide the number of
+        examples.
+      seed: seed of the shuffle and of the choice of shards.
 
     >>> from dcliques_jax import datasets
     >>> data = shards(datasets.synthetic(num_train=1000), 100, seed=1)
@@ -125,7 +139,7 @@ def shards(
     """
     num_train = len(_checked(dataset).train_labels)
     shards_per_node = _checks.integer("shards_per_node", shards_per_node, 1, num_train)
-    num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train // shards_per_node, "an example for every shard")
+    num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train // shards_per_node, "one example per shard")
     num_shards = num_nodes * shards_per_node
     if num_train % num_shards and not unequal:
         raise ValueError(
@@ -141,16 +155,20 @@ def shards(
 def one_class(
     dataset: Dataset, num_nodes: int, *, examples_per_class: int | None = None, seed: int = 0
 ) -> PartitionedDataset:
-    """The extreme skew of the paper's appendix C: one class a node, every class on equally many nodes.
+    """Gives every node one class, and every class to equally many nodes: the skew of the paper's appendix C.
 
-    All classes are cut to `examples_per_class` examples. It defaults to the size of the smallest class, rounded
-    down to two digits (MNIST: 4,529 to 4,500, as in the reference experiments, so that 10, 100 and 1,000 nodes
-    train on the same examples) and then to what its nodes share evenly.
+    Args:
+      dataset: the data set.
+      num_nodes: number of nodes, a multiple of the number of classes.
+      examples_per_class: number of examples of each class that are used. Defaults to the size of the smallest class,
+        rounded down to two digits (MNIST: 4,529 to 4,500, as in the reference experiments, so that 10, 100 and 1,000
+        nodes train on the same examples) and then to a multiple of the nodes of a class.
+      seed: seed of the choice of examples and nodes.
 
     >>> from dcliques_jax import datasets
     >>> data = one_class(datasets.synthetic(num_train=1000), 20)
     >>> data, int((data.label_distribution > 0).sum(axis=1).max())
-    (PartitionedDataset('synthetic', num_nodes=20, 50 examples a node), 1)
+    (PartitionedDataset('synthetic', num_nodes=20, 50 examples per node), 1)
     """
     num_classes = _checked(dataset).num_classes
     num_nodes = _checks.integer("num_nodes", num_nodes, 1)
@@ -175,8 +193,8 @@ def one_class(
     examples_per_class = _checks.integer("examples_per_class", examples_per_class, 0)
     if not nodes_per_class <= examples_per_class <= smallest or examples_per_class % nodes_per_class:
         raise ValueError(
-            f"examples_per_class={examples_per_class} must be a positive multiple of {nodes_per_class}, the nodes of "
-            f"a class, and at most {smallest}, the size of the smallest class"
+            f"examples_per_class={examples_per_class} must be a positive multiple of {nodes_per_class}, the nodes per "
+            f"class, and at most {smallest}, the size of the smallest class"
         )
     rng = _random.generator(seed)
     ordered = _sorted_by_class(dataset.train_labels, rng)
@@ -188,10 +206,14 @@ def one_class(
 def dirichlet(
     dataset: Dataset, num_nodes: int, *, alpha: float, min_size: int = 1, seed: int = 0
 ) -> PartitionedDataset:
-    """Shares each class out over the nodes in proportions drawn from a Dirichlet distribution.
+    """Distributes each class over the nodes in proportions drawn from a Dirichlet distribution.
 
-    A small `alpha` gives strong skew, a large one comes close to `iid`. Nodes differ in size. Those that would hold
-    fewer than `min_size` examples are topped up with random examples of the largest node.
+    Args:
+      dataset: the data set.
+      num_nodes: number of nodes. Their sizes differ.
+      alpha: concentration of the distribution. Small values give strong skew, large values come close to `iid`.
+      min_size: smallest number of examples per node. Smaller nodes get random examples of the largest node.
+      seed: seed of proportions and examples.
 
     >>> from dcliques_jax import datasets
     >>> data = dirichlet(datasets.synthetic(num_train=1000), 10, alpha=0.5)
@@ -199,10 +221,10 @@ def dirichlet(
     (10, 1000)
     """
     if not 0 < alpha <= 1e6:
-        raise ValueError(f"alpha={alpha} must be positive and at most 1e6, which is as good as IID")
+        raise ValueError(f"alpha={alpha} must be positive and at most 1e6, which is close to IID")
     num_train = len(_checked(dataset).train_labels)
     min_size = _checks.integer("min_size", min_size, 1, num_train)
-    num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train // min_size, "min_size examples for every node")
+    num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train // min_size, "min_size examples per node")
     rng = _random.generator(seed)
     owner = np.empty(num_train, np.int64)  # [train] the node that holds an example
     for label in range(dataset.num_classes):
@@ -211,17 +233,17 @@ def dirichlet(
         bounds = np.round(np.cumsum(proportions) * len(examples)).astype(np.int64)
         owner[examples] = np.minimum(np.searchsorted(bounds, np.arange(len(examples)), side="right"), num_nodes - 1)
     sizes = np.bincount(owner, minlength=num_nodes)
-    held = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])  # the examples of each node, in order
+    held = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])  # examples of each node, in order
     return from_indices(dataset, _topped_up([row.tolist() for row in held], min_size, rng))
 
 
 def _topped_up(held: list[list[int]], min_size: int, rng: np.random.Generator) -> list[list[int]]:
-    """Moves random examples of the largest node to those with fewer than `min_size`; rows stay in order."""
+    """Moves random examples of the largest node to nodes with fewer than `min_size`. Rows stay in order."""
     richest = [(-len(row), node) for node, row in enumerate(held)]
     heapq.heapify(richest)
     for poor in [node for node, row in enumerate(held) if len(row) < min_size]:
         while len(held[poor]) < min_size:
-            while -richest[0][0] != len(held[richest[0][1]]):  # sizes have changed since
+            while -richest[0][0] != len(held[richest[0][1]]):  # the heap holds an outdated size
                 heapq.heapreplace(richest, (-len(held[richest[0][1]]), richest[0][1]))
             rich = richest[0][1]
             bisect.insort(held[poor], held[rich].pop(rng.integers(len(held[rich]))))
@@ -230,19 +252,19 @@ def _topped_up(held: list[list[int]], min_size: int, rng: np.random.Generator) -
 
 def _checked(dataset: Dataset) -> Dataset:
     if not isinstance(dataset, Dataset):
-        raise ValueError(f"dataset={dataset!r} is no Dataset: build one with dcliques_jax.datasets")
+        raise ValueError(f"dataset={dataset!r} is not a Dataset: build one with dcliques_jax.datasets")
     return dataset
 
 
 def _check_held(indices: np.ndarray, sizes: np.ndarray, num_train: int) -> None:
-    """Raises a `ValueError` unless each node holds `sizes` examples, the rest of its row of indices being -1."""
+    """Checks that row i of the indices holds `sizes[i]` examples and then -1."""
     if indices.dtype.kind not in "iu" or sizes.dtype.kind not in "iu":
         wrong = indices if indices.dtype.kind not in "iu" else sizes
         raise ValueError(f"indices and sizes must be integers, not {wrong.dtype}")
     if indices.ndim != 2 or len(indices) == 0 or sizes.shape != indices.shape[:1]:
         raise ValueError(
-            f"indices of shape {indices.shape} and sizes of shape {sizes.shape} must be [nodes, most] and [nodes], "
-            "with at least one node: partitions.from_indices makes both of one list per node"
+            f"indices of shape {indices.shape} and sizes of shape {sizes.shape} must be [nodes, width] and "
+            "[nodes], with at least one node: partitions.from_indices makes both from one list per node"
         )
     if sizes.min() <= 0:
         raise ValueError(f"node {sizes.argmin()} holds no example: every node needs at least one")
@@ -258,12 +280,12 @@ def _check_held(indices: np.ndarray, sizes: np.ndarray, num_train: int) -> None:
     if (padding != -1).any():
         node = np.flatnonzero(((indices != -1) & ~used).any(axis=1))[0]
         raise ValueError(
-            f"indices[{node}] must be -1 past the {sizes[node]} examples of its size, not "
+            f"indices[{node}] must be -1 past the {sizes[node]} examples of the node, not "
             f"{indices[node, sizes[node] :].tolist()}"
         )
 
 
 def _sorted_by_class(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Indices of all examples, class by class, in random order inside a class."""
+    """Lists all examples class by class, in random order inside a class."""
     shuffled = rng.permutation(len(labels))
     return shuffled[np.argsort(labels[shuffled], kind="stable")]

@@ -11,16 +11,17 @@ from dcliques_jax import _checks, _html, cliques, mixing
 from dcliques_jax._mesh import halos, placement
 from dcliques_jax.topologies import Topology
 
-_MOST_DISTANCES = 10_000_000  # that are measured; in larger graphs from random nodes, as many as this makes
+_MOST_DISTANCES = 10_000_000  # to measure; in larger graphs from fewer, random nodes
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Report:
-    """The properties of a topology under Metropolis-Hastings weights; prints as a table, in notebooks as HTML.
+    """The properties of a topology under Metropolis-Hastings weights. It prints as a table, in notebooks as HTML.
 
-    Messages are counted per node and round. Averaging gradients needs messages of their own: the paper counts two for
-    every edge, `messages_averaging_paper`. Gradients only need the edges inside cliques, which gives the tight count
-    `messages_averaging`. Skews are None without a label distribution, bytes without a number of parameters.
+    Messages are counted per node and round. Averaging gradients takes further messages. The paper counts two messages
+    per edge and direction, `messages_averaging_paper`. Gradients only travel over the edges inside cliques, which gives
+    the tight count `messages_averaging`. Skews are None without a label distribution, bytes without a number of
+    parameters.
     """
 
     name: str
@@ -33,7 +34,7 @@ class Report:
     second_eigenvalue: float  # |lambda2| of the gossip matrix
     mean_distance: float
     diameter: int
-    distance_sources: int  # nodes from which distances were measured; if not all, the diameter may be larger
+    distance_sources: int  # nodes from which distances were measured; unless all, the diameter may be larger
     clique_skew: float | None  # mean over cliques
     max_clique_skew: float | None
     neighbourhood_skew: float | None  # mean over nodes of the skew of a node and its neighbours
@@ -43,9 +44,9 @@ class Report:
     messages_averaging_paper: float | None
     bytes: float | None
     bytes_averaging: float | None
-    num_devices: int | None = None  # over which nodes are shared out, with whole cliques on one device
+    num_devices: int | None = None  # of the mesh; whole cliques share a device
     cut_edges: int | None = None  # edges between nodes on different devices
-    rows_between_devices: int | None = None  # models that leave a device in a round, of all devices together
+    rows_between_devices: int | None = None  # models that leave a device per round, sum over devices
     rows_between_devices_averaging: int | None = None  # models and gradients
     bytes_between_devices: int | None = None
     bytes_between_devices_averaging: int | None = None
@@ -83,11 +84,11 @@ class Report:
         if self.cut_edges is not None:
             cut = f"{self.cut_edges:,} of {self.num_edges:,} ({self.cut_edges / max(1, self.num_edges):.1%})"
             rows.append((f"edges between {self.num_devices} devices", cut))
-            rows.append(("models moved between devices", f"{self.rows_between_devices:,} a round"))
+            rows.append(("models moved between devices", f"{self.rows_between_devices:,} per round"))
         if self.bytes_between_devices is not None:
-            rows.append(("bytes moved between devices", f"{_bytes(self.bytes_between_devices)} a round"))
+            rows.append(("bytes moved between devices", f"{_bytes(self.bytes_between_devices)} per round"))
         if self.bytes_between_devices_averaging is not None:
-            rows.append(("  with gradient averaging", f"{_bytes(self.bytes_between_devices_averaging)} a round"))
+            rows.append(("  with gradient averaging", f"{_bytes(self.bytes_between_devices_averaging)} per round"))
         return rows
 
     def __str__(self) -> str:
@@ -111,13 +112,13 @@ def make_report(
     num_parameters: int | None = None,
     num_devices: int | None = None,
 ) -> Report:
-    """Measures a topology; `topology.report(...)` is the usual way to call this.
+    """Measures a topology. `topology.report(...)` is the usual way to call it.
 
     Args:
       topology: any topology.
-      label_distribution: p_i(y), `[nodes, classes]`; needed for the skews.
-      num_parameters: size of the model, for the bytes that a node sends, at 4 bytes a parameter.
-      num_devices: devices of a mesh, for what `simulate(mesh=...)` moves between them.
+      label_distribution: p_i(y) of every node, `[nodes, classes]`. The skews need it.
+      num_parameters: size of the model. The bytes that a node sends need it, at 4 bytes per parameter.
+      num_devices: number of devices of a mesh. The traffic of `simulate(mesh=...)` between devices needs it.
     """
     degrees, ids = topology.degrees, topology.clique_ids
     skews = _skews(topology, label_distribution)
@@ -167,7 +168,7 @@ def _skews(topology: Topology, label_distribution: npt.ArrayLike | None) -> dict
 
 
 def _between_devices(topology: Topology, num_devices: int, size: int | None) -> dict[str, int | None]:
-    """What `simulate` moves in a round on a mesh of that many devices."""
+    """Counts what `simulate` moves per round on a mesh of that many devices."""
     num_devices = _checks.integer("num_devices", num_devices, 1)
     ours = placement.place(topology, num_devices)
 
@@ -188,7 +189,7 @@ def _between_devices(topology: Topology, num_devices: int, size: int | None) -> 
 
 
 def _distances(topology: Topology) -> tuple[float, int, int]:
-    """Mean distance of two distinct nodes, largest distance, and the number of nodes measured from."""
+    """Measures the mean distance of two nodes and the largest distance, and counts the nodes measured from."""
     n = topology.num_nodes
     if len(topology.edges) == n * (n - 1) // 2:
         return float(n > 1), int(n > 1), n

@@ -1,58 +1,55 @@
 """Who talks to whom.
 
-Every builder returns a `Topology`: an undirected, connected graph over nodes 0 .. n - 1, built on the host with NumPy.
-Builders never see data, only label distributions `[nodes, classes]`.
+Every builder returns a `Topology`, an undirected, connected graph over nodes 0 .. n - 1. Builders run on the host with
+NumPy. They see label distributions `[nodes, classes]` instead of data.
 """
 
 import dataclasses
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from dcliques_jax import _arrays, _checks, _html, _random, wirings
+from dcliques_jax import _arrays, _checks, _edges, _html, _random, wirings
 from dcliques_jax import cliques as cliques_lib
 
 if TYPE_CHECKING:
     from dcliques_jax.reports import Report
 
-_AT_ONCE = 2**14  # edges that are checked at a time
-
-Edges = npt.ArrayLike | Iterable[tuple[int, int]]
-"""Undirected edges: an array `[edges, 2]`, or pairs of nodes from any list, set or generator."""
+Edges = _edges.Edges
+"""Undirected edges: an array `[edges, 2]`, or a list, set or generator of pairs of nodes."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Topology:
-    """A connected, undirected graph, and the part of it over which gradients may be averaged.
+    """A connected, undirected graph, and the edges over which gradients may be averaged.
 
-    See `from_edges` to make one of any edges. Its arrays are read-only.
+    Use `from_edges` to make one. Its arrays are read-only.
     """
 
     num_nodes: int
-    edges: np.ndarray  # [edges, 2] every edge once, the smaller node first, in order
-    clique_ids: np.ndarray | None  # [nodes] the clique of each node, where there are cliques
-    gradient_edges: np.ndarray | None  # [.., 2] those of `edges` that gradients travel too, where there are such
+    edges: np.ndarray  # [edges, 2] each edge once, the smaller node first, in order
+    clique_ids: np.ndarray | None  # [nodes] the clique of each node, None without cliques
+    gradient_edges: np.ndarray | None  # [.., 2] those of `edges` that also carry gradients, if any
     name: str
 
     def __post_init__(self) -> None:
         _checks.text("name", self.name)
         num_nodes = _checks.integer("num_nodes", self.num_nodes, 1)
-        edges = _ordered(num_nodes, "edges", self.edges)
+        edges = _edges.ordered(num_nodes, "edges", self.edges)
         object.__setattr__(self, "num_nodes", num_nodes)
         object.__setattr__(self, "edges", edges)
-        _check_connected(num_nodes, edges, self.name)
+        _edges.check_connected(num_nodes, edges, self.name)
         if self.clique_ids is not None:
             ids = cliques_lib.check_clique_ids(self.clique_ids, num_nodes)
             object.__setattr__(self, "clique_ids", _arrays.frozen(ids))
         if self.gradient_edges is not None:
-            gradient_edges = _ordered(num_nodes, "gradient_edges", self.gradient_edges)
-            _check_gradient_edges(num_nodes, edges, gradient_edges, self.clique_ids)
+            gradient_edges = _edges.ordered(num_nodes, "gradient_edges", self.gradient_edges)
+            _edges.check_gradient_edges(num_nodes, edges, gradient_edges, self.clique_ids)
             object.__setattr__(self, "gradient_edges", gradient_edges)
         elif self.clique_ids is not None:
-            raise ValueError("gradient_edges=None with clique_ids: give the edges inside cliques, as from_edges does")
+            raise ValueError("gradient_edges=None with clique_ids: pass the edges inside cliques, as from_edges does")
 
     __reduce__ = _arrays.rebuilt
 
@@ -74,13 +71,16 @@ class Topology:
         num_parameters: int | None = None,
         num_devices: int | None = None,
     ) -> "Report":
-        """What this topology costs and promises, before any training; see `dcliques_jax.reports.make_report`."""
+        """Measures what this topology costs and promises, before any training.
+
+        The arguments are those of `dcliques_jax.reports.make_report`.
+        """
         from dcliques_jax.reports import make_report
 
         return make_report(self, label_distribution, num_parameters=num_parameters, num_devices=num_devices)
 
     def plot(self, label_distribution: npt.ArrayLike | None = None, *, ax: Any = None) -> Any:
-        """Draws who talks to whom, and who has which labels; see `dcliques_jax.plotting.plot_topology`."""
+        """Draws the graph and the labels of nodes; see `dcliques_jax.plotting.plot_topology`."""
         from dcliques_jax import plotting
 
         return plotting.plot_topology(self, label_distribution, ax=ax)
@@ -102,15 +102,19 @@ class Topology:
 def from_edges(
     num_nodes: int, edges: Edges, *, clique_ids: npt.ArrayLike | None = None, name: str = "graph"
 ) -> Topology:
-    """A topology of given undirected edges, in any order; one that is listed twice counts once.
+    """Makes a topology from undirected edges.
 
-    With `clique_ids` gradients are averaged over the edges inside cliques, where the algorithm asks for that.
+    Args:
+      num_nodes: number of nodes.
+      edges: pairs of nodes in any order. Duplicates count once.
+      clique_ids: the clique of each node, `[nodes]`. The edges inside cliques become the `gradient_edges`.
+      name: name in reports and pictures.
 
     >>> from_edges(3, [[0, 1], [1, 2], [2, 1]])
     Topology('graph', num_nodes=3, edges=2)
     """
     num_nodes = _checks.integer("num_nodes", num_nodes, 1)
-    pairs = _arrays.frozen(check_edges(num_nodes, edges))
+    pairs = _arrays.frozen(_edges.checked(num_nodes, edges))
     if clique_ids is None:
         return Topology(num_nodes, pairs, None, None, name)
     ids = cliques_lib.check_clique_ids(clique_ids, num_nodes)
@@ -118,7 +122,11 @@ def from_edges(
 
 
 def from_networkx(graph: Any, *, name: str = "networkx graph") -> Topology:
-    """Any undirected networkx graph; its nodes become 0 .. n - 1 in the order of `graph.nodes`.
+    """Makes a topology from an undirected networkx graph.
+
+    Args:
+      graph: the graph. Its nodes become 0 .. n - 1 in the order of `graph.nodes`.
+      name: name in reports and pictures.
 
     >>> import networkx as nx
     >>> from_networkx(nx.petersen_graph())
@@ -131,7 +139,11 @@ def from_networkx(graph: Any, *, name: str = "networkx graph") -> Topology:
 
 
 def ring(num_nodes: int, *, seed: int = 0) -> Topology:
-    """A ring in which the nodes are placed at random.
+    """Makes a ring of nodes in random order.
+
+    Args:
+      num_nodes: number of nodes.
+      seed: seed of the order.
 
     >>> ring(100).degrees.max()
     np.int64(2)
@@ -142,20 +154,25 @@ def ring(num_nodes: int, *, seed: int = 0) -> Topology:
 
 
 def grid(rows: int, columns: int, *, seed: int = 0) -> Topology:
-    """A rectangular grid, not wrapped around, in which the nodes are placed at random.
+    """Makes a rectangular grid of nodes in random order, with borders.
+
+    Args:
+      rows: number of rows.
+      columns: number of columns.
+      seed: seed of the order.
 
     >>> grid(10, 10)
     Topology('grid', num_nodes=100, edges=180)
     """
     rows, columns = _checks.integer("rows", rows, 1), _checks.integer("columns", columns, 1)
-    places = _random.generator(seed).permutation(rows * columns).reshape(rows, columns)
-    across = np.stack([places[:, :-1], places[:, 1:]], axis=-1).reshape(-1, 2)
-    down = np.stack([places[:-1], places[1:]], axis=-1).reshape(-1, 2)
+    nodes = _random.generator(seed).permutation(rows * columns).reshape(rows, columns)
+    across = np.stack([nodes[:, :-1], nodes[:, 1:]], axis=-1).reshape(-1, 2)
+    down = np.stack([nodes[:-1], nodes[1:]], axis=-1).reshape(-1, 2)
     return _topology(rows * columns, np.concatenate([across, down]), "grid")
 
 
 def fully_connected(num_nodes: int) -> Topology:
-    """Every node talks to every other: the ideal and the costliest baseline. One node is the centralised case.
+    """Links every node to every other: the ideal and costliest baseline. One node is the centralised case.
 
     >>> fully_connected(100)
     Topology('fully connected', num_nodes=100, edges=4950)
@@ -165,12 +182,17 @@ def fully_connected(num_nodes: int) -> Topology:
     nodes = np.arange(num_nodes)
     smaller = np.repeat(nodes, nodes[::-1])
     larger = np.concatenate([nodes[node + 1 :] for node in nodes])
-    edges = np.stack([smaller, larger], axis=1)  # in order: sorting them would take longer than all else
+    edges = np.stack([smaller, larger], axis=1)  # built in order, because sorting would take longest
     return Topology(num_nodes, _arrays.frozen(edges), None, None, "fully connected")
 
 
 def random_regular(num_nodes: int, degree: int, *, seed: int = 0) -> Topology:
-    """A random graph in which every node has `degree` neighbours.
+    """Makes a random connected graph in which every node has `degree` neighbours.
+
+    Args:
+      num_nodes: number of nodes.
+      degree: number of neighbours per node. `num_nodes * degree` must be even.
+      seed: seed of the graph.
 
     >>> random_regular(100, 10).degrees.min()
     np.int64(10)
@@ -179,19 +201,24 @@ def random_regular(num_nodes: int, degree: int, *, seed: int = 0) -> Topology:
     degree = _checks.integer("degree", degree, 0, num_nodes - 1, "the number of other nodes")
     _check_even(num_nodes, degree)
     rng = _random.generator(seed)
-    for _ in range(1000):  # only graphs of degree 2 or less are disconnected at all often
+    for _ in range(1000):  # only graphs of degree 2 or less are often disconnected
         edges = _random_regular_edges(num_nodes, degree, rng)
-        if _parts(num_nodes, edges)[0] == 1:
+        if _edges.connected_parts(num_nodes, edges)[0] == 1:
             return _topology(num_nodes, edges, f"random {degree}-regular")
     raise ValueError(f"no connected graph of degree {degree} on {num_nodes} nodes was found: choose a higher degree")
 
 
 def diverse_random(label_distribution: npt.ArrayLike, degree: int = 10, *, seed: int = 0) -> Topology:
-    """A random graph with diverse neighbours (appendix C): each node and its neighbours cover every class once.
+    """Makes a random graph with diverse neighbours (appendix C), for nodes of one class each.
 
-    For nodes of one class each. Every node is linked to one random node of each other class; these edges are the
-    `gradient_edges`, over which "unbiased gradients" are averaged with `dsgd(clique_averaging=True)`. Random
-    further edges, up to `degree` a node, serve model averaging only.
+    Every node is linked to one random node of each other class. These edges are the `gradient_edges`:
+    `dsgd(clique_averaging=True)` averages "unbiased gradients" over them. Further random edges serve model averaging
+    only.
+
+    Args:
+      label_distribution: p_i(y) of every node, `[nodes, classes]`, with one class per node.
+      degree: number of neighbours per node, at least one for each other class.
+      seed: seed of the graph.
 
     >>> from dcliques_jax import datasets, partitions
     >>> data = partitions.one_class(datasets.synthetic(), 100)
@@ -203,11 +230,11 @@ def diverse_random(label_distribution: npt.ArrayLike, degree: int = 10, *, seed:
     classes = cliques_lib.single_classes(p, "diverse_random")
     num_nodes, labels = len(p), np.unique(classes)
     fewest = len(labels) - 1
-    degree = _checks.integer("degree", degree, fewest, num_nodes - 1, "one edge at least to each other class")
+    degree = _checks.integer("degree", degree, fewest, num_nodes - 1, "at least one edge to each other class")
     _check_even(num_nodes, degree)
     rng = _random.generator(seed)
     of_class = [np.flatnonzero(classes == label) for label in labels]
-    for _ in range(100):  # a small or dense graph may not come out at the first try
+    for _ in range(100):  # the first try may fail for a small or dense graph
         matchings = [
             np.stack([of_class[a], rng.permutation(of_class[b])], axis=1)
             for a in range(len(labels))
@@ -216,7 +243,7 @@ def diverse_random(label_distribution: npt.ArrayLike, degree: int = 10, *, seed:
         diverse = np.concatenate([np.empty((0, 2), np.int64), *matchings])
         further = _random_edges_besides(num_nodes, degree - fewest, diverse, rng)
         edges = np.concatenate([diverse, further])
-        if len(further) == num_nodes * (degree - fewest) // 2 and _parts(num_nodes, edges)[0] == 1:
+        if len(further) == num_nodes * (degree - fewest) // 2 and _edges.connected_parts(num_nodes, edges)[0] == 1:
             return _topology(num_nodes, edges, f"diverse random {degree}-regular", gradient_edges=diverse)
     raise ValueError(f"no such graph with degree={degree} was found for {num_nodes} nodes: choose another degree")
 
@@ -230,17 +257,17 @@ def d_cliques(
     cliques: npt.ArrayLike | None = None,
     seed: int = 0,
 ) -> Topology:
-    """D-Cliques: cliques that represent the global label distribution, joined by sparse edges.
+    """Makes D-Cliques: cliques that represent the global label distribution, joined by sparse edges.
 
     Args:
       label_distribution: p_i(y) of every node, `[nodes, classes]`.
       clique_size: largest size M of a clique.
-      inter: wiring between cliques: `"ring"`, `"fractal"`, `"small_world"` or `"fully_connected"`. Each edge goes to
-        a random one of the nodes that have the fewest inter-clique edges in their clique so far.
-      max_steps: steps of Greedy Swap, 0 for random cliques. By default 1000, and with more than 100 cliques 100 for
-        every clique; see `cliques.greedy_swap`.
+      inter: wiring between cliques: `"ring"`, `"fractal"`, `"small_world"` or `"fully_connected"`. Each edge ends in a
+        random one of the nodes that have the fewest inter-clique edges of their clique so far.
+      max_steps: steps of Greedy Swap, 0 for random cliques. Defaults to 1000, and to 100 per clique with more than 100
+        cliques; see `cliques.greedy_swap`.
       cliques: clique ids `[nodes]` to use instead of running Greedy Swap with `clique_size` and `max_steps`.
-      seed: of the cliques and of the wiring.
+      seed: seed of the cliques and of the wiring.
 
     >>> from dcliques_jax import datasets, partitions
     >>> data = partitions.shards(datasets.synthetic(), 100)
@@ -265,9 +292,12 @@ def d_cliques(
 
 
 def remove_intra_clique_edges(topology: Topology, per_clique: int, *, seed: int = 0) -> Topology:
-    """Removes `per_clique` random edges inside every clique, in both directions.
+    """Removes random edges inside every clique. The rest of these edges are the `gradient_edges`.
 
-    Gradients are then averaged over a node and the clique-mates it still touches.
+    Args:
+      topology: a topology with cliques.
+      per_clique: number of undirected edges to remove from each clique.
+      seed: seed of the choice.
 
     >>> from dcliques_jax import datasets, partitions
     >>> data = partitions.shards(datasets.synthetic(), 100)
@@ -293,15 +323,15 @@ def remove_intra_clique_edges(topology: Topology, per_clique: int, *, seed: int 
 def _random_regular_edges(num_nodes: int, degree: int, rng: np.random.Generator) -> np.ndarray:
     import networkx as nx
 
-    sparse = min(degree, num_nodes - 1 - degree)  # a dense graph is what a sparse one leaves out
+    sparse = min(degree, num_nodes - 1 - degree)  # a dense graph is the complement of a sparse one
     graph = nx.random_regular_graph(sparse, num_nodes, seed=int(rng.integers(2**32)))
     return np.array((graph if sparse == degree else nx.complement(graph)).edges, np.int64).reshape(-1, 2)
 
 
 def _random_edges_besides(num_nodes: int, degree: int, taken: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Edges of a random graph of this degree without those in `taken`, which are crossed with random others.
+    """Draws the edges of a random graph of this degree. Swaps the ends of those in `taken` with random others.
 
-    Edges that cannot be crossed are left out.
+    Edges in `taken` for which no swap is found are left out.
     """
     edges: list[tuple[int, int]] = [(i, j) for i, j in _random_regular_edges(num_nodes, degree, rng).tolist()]
     forbidden = {frozenset(edge) for edge in taken.tolist()}
@@ -316,93 +346,6 @@ def _random_edges_besides(num_nodes: int, degree: int, taken: np.ndarray, rng: n
                 break
     kept = [edge for edge in edges if frozenset(edge) not in forbidden]
     return np.array(kept, np.int64).reshape(-1, 2)
-
-
-def _parts(num_nodes: int, edges: np.ndarray) -> tuple[int, np.ndarray]:
-    """Number of connected parts of a graph, and the part of each node."""
-    graph = scipy.sparse.coo_array((np.ones(len(edges)), tuple(edges.T)), shape=(num_nodes, num_nodes))
-    parts: tuple[int, np.ndarray] = scipy.sparse.csgraph.connected_components(graph, directed=False)
-    return parts
-
-
-def check_edges(num_nodes: int, edges: Edges) -> np.ndarray:
-    """Undirected edges as an array [edges, 2], every edge once and in order, or an error that names a wrong one."""
-    return _in_order(num_nodes, _pairs(num_nodes, "edges", edges))
-
-
-def _pairs(num_nodes: int, name: str, edges: Edges) -> np.ndarray:
-    """Edges as integers `[edges, 2]`, all between two of the nodes."""
-    listed = edges if hasattr(edges, "__array__") or not isinstance(edges, Iterable) else list(edges)
-    try:
-        pairs = np.asarray(listed)
-    except ValueError as error:  # of different lengths
-        raise ValueError(f"{name} must be pairs of integers [edges, 2]: {error}") from error
-    if pairs.size == 0:
-        return np.empty((0, 2), np.int64)
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
-        raise ValueError(f"{name} must be pairs of integers [edges, 2], not {pairs.dtype} of shape {pairs.shape}")
-    if pairs.min() < 0 or pairs.max() >= num_nodes:
-        outside = pairs[((pairs < 0) | (pairs >= num_nodes)).any(axis=1)]
-        raise ValueError(f"edge {outside[0].tolist()} leaves the nodes 0..{num_nodes - 1}")
-    loops = np.flatnonzero(pairs[:, 0] == pairs[:, 1])
-    if len(loops):
-        raise ValueError(f"edge {pairs[loops[0]].tolist()} links a node with itself: leave self-loops out")
-    return pairs
-
-
-def _ordered(num_nodes: int, name: str, edges: npt.ArrayLike) -> np.ndarray:
-    """Edges as int64 `[edges, 2]`, read-only, or an error unless they are listed once each and in order."""
-    given = np.asarray(edges)
-    if given.dtype.kind not in "iu" or given.shape[1:] != (2,) or not _is_ordered(num_nodes, given):
-        pairs = _pairs(num_nodes, name, given)
-        i, j = pairs.T
-        wrong = np.flatnonzero((i > j) | (np.diff(_codes(num_nodes, pairs), append=num_nodes**2) <= 0))
-        if len(wrong):
-            raise ValueError(
-                f"{name} must be listed once each, the smaller node first, and in order, but hold "
-                f"{pairs[wrong[0] : wrong[0] + 2].tolist()} at {wrong[0]}: topologies.from_edges takes any order"
-            )
-        given = pairs
-    return _arrays.read_only(given, np.int64)
-
-
-def _is_ordered(num_nodes: int, pairs: np.ndarray) -> bool:
-    """Whether all are edges, listed once each and in order."""
-
-    def part_is_ordered(part: np.ndarray) -> bool:
-        i, j = part.astype(np.int64, copy=False).T
-        codes = i * num_nodes + j
-        return bool(i[0] >= 0 and j.max() < num_nodes and (i < j).all() and (codes[1:] > codes[:-1]).all())
-
-    # Parts overlap by one edge and stay in the cache: all nodes linked with each other have millions of edges.
-    starts = range(0, len(pairs), _AT_ONCE)
-    return all(part_is_ordered(pairs[start : start + _AT_ONCE + 1]) for start in starts)
-
-
-def _codes(num_nodes: int, pairs: np.ndarray) -> np.ndarray:
-    """A number for each edge, in the order of edges."""
-    return pairs[:, 0].astype(np.int64) * num_nodes + pairs[:, 1]
-
-
-def _check_connected(num_nodes: int, edges: np.ndarray, name: str) -> None:
-    if len(edges) == num_nodes * (num_nodes - 1) // 2:
-        return  # all there are
-    parts, part = _parts(num_nodes, edges)
-    if parts > 1:
-        raise ValueError(
-            f"the {name} of {num_nodes} nodes is disconnected: it falls into {parts} parts, and node 0 cannot reach "
-            f"node {np.argmax(part != part[0])}; it needs more edges"
-        )
-
-
-def _check_gradient_edges(num_nodes: int, edges: np.ndarray, chosen: np.ndarray, ids: np.ndarray | None) -> None:
-    """Raises a `ValueError` unless all are among the edges, and inside cliques where there are such."""
-    foreign = chosen[~np.isin(_codes(num_nodes, chosen), _codes(num_nodes, edges), assume_unique=True)]
-    if len(foreign):
-        raise ValueError(f"gradient edge {foreign[0].tolist()} is not one of the edges")
-    between = chosen[:0] if ids is None else chosen[np.not_equal(*ids[chosen].T)]
-    if len(between):
-        raise ValueError(f"gradient edge {between[0].tolist()} links two cliques: leave out all that do")
 
 
 def _check_even(num_nodes: int, degree: int) -> None:
@@ -429,13 +372,7 @@ def _topology(
     clique_ids: np.ndarray | None = None,
     gradient_edges: np.ndarray | None = None,
 ) -> Topology:
-    """A `Topology` of edges in any order; loops are left out."""
+    """Makes a `Topology` from edges in any order. Self-loops are left out."""
     if gradient_edges is not None:
-        gradient_edges = _arrays.frozen(_in_order(num_nodes, gradient_edges))
-    return Topology(num_nodes, _arrays.frozen(_in_order(num_nodes, edges)), clique_ids, gradient_edges, name)
-
-
-def _in_order(num_nodes: int, edges: np.ndarray) -> np.ndarray:
-    i, j = np.sort(edges.astype(np.int64), axis=1).T
-    numbers = np.unique(i[i != j] * num_nodes + j[i != j])
-    return np.stack([numbers // num_nodes, numbers % num_nodes], axis=1)
+        gradient_edges = _arrays.frozen(_edges.in_order(num_nodes, gradient_edges))
+    return Topology(num_nodes, _arrays.frozen(_edges.in_order(num_nodes, edges)), clique_ids, gradient_edges, name)

@@ -1,8 +1,8 @@
 """How cliques are joined.
 
-A wiring takes the members of every clique and returns edges `[edges, 2]` between nodes of different cliques. Which node
-of a clique takes an edge is left to chance among those that have the fewest so far: it keeps degrees even, and
-mixes better than any fixed choice.
+A wiring takes the members of every clique and returns edges `[edges, 2]` between nodes of different cliques. An edge
+ends in a random one of the nodes of its clique that have the fewest inter-clique edges so far. This keeps degrees even
+and mixes better than any fixed choice.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,23 +13,23 @@ Members = Sequence[np.ndarray]  # nodes of each clique
 
 
 def _ring_inter(members: Members, rng: np.random.Generator) -> np.ndarray:
-    """Each clique is linked to the next, by another node than the one that links it to the previous."""
+    """Links each clique to the next, from another node than the one that links it to the previous."""
     k = len(members)
     pairs = np.stack([np.arange(k), (np.arange(k) + 1) % k], axis=1)[: k if k > 1 else 0]
     return _link(members, pairs, _no_load(members), rng)
 
 
 def _fully_connected_inter(members: Members, rng: np.random.Generator) -> np.ndarray:
-    """One edge for every pair of cliques."""
+    """Links every pair of cliques by one edge."""
     pairs = np.stack(np.triu_indices(len(members), 1), axis=1)
     return _link(members, pairs, _no_load(members), rng)
 
 
 def _small_world_inter(members: Members, rng: np.random.Generator) -> np.ndarray:
-    """Cliques on a ring, with fingers at exponentially growing distances in both directions (Algorithm 4).
+    """Links cliques on a ring by fingers at exponentially growing distances in both directions (Algorithm 4).
 
     The largest offset is 2^(ceil(log2 k) - 1) for k cliques. The printed algorithm has one octave more, which
-    contradicts the 14.5 edges per node that the paper counts at 1000 nodes.
+    contradicts the 14.5 edges per node that the paper counts for 1000 nodes.
     """
     k = len(members)
     octaves = 2 ** np.arange(int(k - 1).bit_length())  # 1, 2, 4 .. ; bit_length(k - 1) = ceil(log2 k)
@@ -41,7 +41,7 @@ def _small_world_inter(members: Members, rng: np.random.Generator) -> np.ndarray
 
 
 def _fractal_inter(members: Members, rng: np.random.Generator) -> np.ndarray:
-    """Groups of M cliques with one edge per pair of cliques, groups of M groups with one per pair, and so on."""
+    """Links all pairs in groups of M cliques, then all pairs in groups of M groups, and so on."""
     size = max(2, *(len(nodes) for nodes in members))
     load = _no_load(members)
     edges = [np.empty((0, 2), np.int64)]
@@ -67,24 +67,24 @@ def _no_load(members: Members) -> np.ndarray:
 
 
 def _link(groups: Members, pairs: np.ndarray, load: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One edge for each pair of groups, between least-loaded nodes; counts the edges in `load` [nodes]."""
+    """Makes one edge per pair of groups, between least-loaded nodes. Adds the edges to `load` [nodes]."""
     ends = np.empty(pairs.size, np.int64)
     counts = np.bincount(pairs.ravel(), minlength=len(groups))
-    slots = np.split(np.argsort(pairs, axis=None, kind="stable"), np.cumsum(counts)[:-1])
-    for nodes, slot in zip(groups, slots, strict=True):
-        ends[slot] = _least_loaded(nodes, load, len(slot), rng)
+    ends_of_group = np.split(np.argsort(pairs, axis=None, kind="stable"), np.cumsum(counts)[:-1])
+    for nodes, own in zip(groups, ends_of_group, strict=True):
+        ends[own] = _least_loaded(nodes, load, len(own), rng)
     return ends.reshape(-1, 2)
 
 
 def _least_loaded(nodes: np.ndarray, load: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """The nodes that `count` picks in a row take, each a random one of the least loaded; updates `load`.
+    """Picks `count` nodes in a row, each a random one of the least loaded, and updates `load`.
 
-    A node of load l can be picked as the (l+1)-th, (l+2)-th, .. edge of its own. Picks go through all such offers
-    level by level and at random inside a level, so that one sort replaces the loop.
+    A node of load l offers its (l+1)-th edge, then its (l+2)-th, and so on. Picks take all offers level by level, in
+    random order inside a level, so one sort replaces the loop.
     """
     current = load[nodes]
-    turns = np.ptp(current) + -(-count // len(nodes))
-    offers = current + np.arange(turns)[:, None]  # [turns, nodes]
+    levels = np.ptp(current) + -(-count // len(nodes))
+    offers = current + np.arange(levels)[:, None]  # [levels, nodes]
     order = np.argsort(offers + rng.random(offers.shape), axis=None)[:count]
     picked = nodes[order % len(nodes)]
     np.add.at(load, picked, 1)

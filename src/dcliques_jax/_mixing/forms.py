@@ -1,8 +1,8 @@
 """The forms in which a matrix multiplies along the node axis.
 
-All forms are pytrees, so that programs are compiled for their shapes, not their values. Weights are built and kept in
-float64 and rounded to the type of what they multiply. Constructors check what they are given, as far as it has values,
-and keep read-only arrays; JAX builds pytrees without calling them.
+All forms are pytrees, so programs are compiled for their shapes and not their values. Weights are stored in float64 and
+rounded to the type of what they multiply. Constructors check concrete arrays and keep them read-only. JAX rebuilds
+pytrees without calling constructors.
 """
 
 import abc
@@ -20,7 +20,7 @@ import scipy.sparse
 from dcliques_jax import _arrays
 from dcliques_jax._engine.xla import unfused
 
-# Above this many neighbours a row is multiplied as part of a dense matrix: unrolling more compiles slowly.
+# Above this many neighbours per node the matrix is dense, because unrolling more compiles slowly.
 MOST_UNROLLED = 64
 TOLERANCE = 1e-6  # for matrices from outside, which may have been rounded to float32
 
@@ -28,50 +28,51 @@ _Form = TypeVar("_Form", bound="Weights")
 
 
 class Weights(abc.ABC):
-    """A matrix that multiplies along the node axis; each of its rows sums to 1."""
+    """A matrix that multiplies along the node axis. Each of its rows sums to 1."""
 
     num_nodes: int
 
     @abc.abstractmethod
     def apply(self, x: jax.Array) -> jax.Array:
-        """The product with one array `[nodes, ...]`."""
+        """Multiplies one array `[nodes, ...]`."""
 
     def at(self, round: Any, alive: Any = None) -> "Weights":
-        """The matrix of one round; the engine asks for it once a round. By default the same in every round.
+        """Returns the matrix of one round; by default this one. The engine calls it once per round.
 
         Args:
           round: the `algorithms.Round`.
-          alive: which nodes and links take part in the round; None if all do.
+          alive: which nodes and links take part in the round. None if all do.
         """
         del round, alive
         return self
 
     def reordered(self, order: np.ndarray) -> Self:
-        """The matrix between nodes that are stored in another order, node `order[k]` in slot k.
+        """Returns the matrix for another storage order, with node `order[k]` in slot k.
 
-        Where `order[k]` is -1 the slot is empty: no other slot reads it, and what it holds does not matter.
+        Args:
+          order: the node of each slot, -1 for empty slots. Other slots do not read an empty slot.
         """
         raise ValueError(f"{type(self).__name__} does not define reordered(order): nodes must stay in their order")
 
     @abc.abstractmethod
     def to_sparse(self) -> scipy.sparse.csr_array:
-        """The matrix in float64, as a SciPy sparse array."""
+        """Returns the matrix in float64 as a SciPy sparse array."""
 
     def to_dense(self) -> np.ndarray:
-        """The matrix in float64, `[nodes, nodes]`."""
+        """Returns the matrix in float64, `[nodes, nodes]`."""
         dense: np.ndarray = self.to_sparse().toarray()
         return dense
 
     def with_arrays(self, *arrays: npt.ArrayLike) -> Self:
-        """The same form with other arrays in its fields, which are not checked."""
+        """Returns the same form with other arrays in its fields, without checking them."""
         return jax.tree.unflatten(jax.tree.structure(self), arrays)
 
 
 def _register(form: type[_Form]) -> type[_Form]:
-    """Makes a form a pytree of its fields.
+    """Registers a form as a pytree of its fields.
 
-    Unlike that of `jax.tree_util.register_dataclass`, unflattening does not call the constructor: it costs nothing, and
-    arrays of runs or devices, shapes and tracers need not pass its checks.
+    Unlike with `jax.tree_util.register_dataclass`, unflattening skips the constructor and its checks. It is free, and
+    fields may be arrays of several runs or devices, shapes or tracers.
     """
     names = [field.name for field in dataclasses.fields(form)]  # type: ignore[arg-type]
 
@@ -91,12 +92,12 @@ def _register(form: type[_Form]) -> type[_Form]:
 
 
 def _owned(weights: Weights, **fields: npt.ArrayLike) -> list[np.ndarray] | None:
-    """Makes the fields of weights read-only and returns them; None inside a traced function, where they lack values."""
+    """Makes the fields of weights read-only and returns them. Returns None while tracing, when they have no values."""
     if any(isinstance(field, jax.core.Tracer) for field in fields.values()):
         return None
     arrays = {name: _arrays.read_only(field) for name, field in fields.items()}
     for name, field in fields.items():
-        if not isinstance(field, jax.Array):  # which stays on its device
+        if not isinstance(field, jax.Array):  # JAX arrays stay on their device
             object.__setattr__(weights, name, arrays[name])
     return list(arrays.values())
 
@@ -104,7 +105,7 @@ def _owned(weights: Weights, **fields: npt.ArrayLike) -> list[np.ndarray] | None
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Identity(Weights):
-    """Every node keeps what it has."""
+    """The identity matrix: every node keeps its own values."""
 
     num_nodes: int = dataclasses.field(metadata={"static": True})
 
@@ -113,20 +114,20 @@ class Identity(Weights):
         return x
 
     def reordered(self, order: np.ndarray) -> Self:
-        """The same for all slots."""
+        """Returns the identity of all slots."""
         return type(self)(len(order))
 
     def to_sparse(self) -> scipy.sparse.csr_array:
-        """The identity matrix."""
+        """Returns the identity matrix."""
         return scipy.sparse.eye_array(self.num_nodes, format="csr")
 
 
 @_register
 @dataclasses.dataclass(frozen=True, eq=False)
 class Neighbours(Weights):
-    """A sparse matrix as lists of neighbours. What a row leaves to 1 is the node's weight for itself."""
+    """A sparse matrix as lists of neighbours. The weight of a node for itself makes its row sum to 1."""
 
-    neighbours: npt.ArrayLike  # [nodes, width] padded with the node itself
+    neighbours: npt.ArrayLike  # [nodes, width] padded with the node
     values: npt.ArrayLike  # [nodes, width] weight of each neighbour, 0 in the padding
 
     def __post_init__(self) -> None:
@@ -144,7 +145,7 @@ class Neighbours(Weights):
 
     @classmethod
     def from_sparse(cls, matrix: scipy.sparse.csr_array, width: int = 0) -> Self:
-        """The matrix in lists of at least `width` neighbours; its diagonal is what the rest of a row leaves to 1."""
+        """Converts a matrix to lists of at least `width` neighbours. The diagonal is set so that rows sum to 1."""
         matrix = without_diagonal(matrix)
         n, counts = matrix.shape[0], np.diff(matrix.indptr)
         width = int(counts.max(initial=width))
@@ -160,18 +161,18 @@ class Neighbours(Weights):
         return np.shape(self.values)[0]
 
     def apply(self, x: jax.Array) -> jax.Array:
-        """Computes x_i + sum_j w_ij (x_j - x_i): equal models stay equal to the last bit."""
+        """Computes x_i + sum_j w_ij (x_j - x_i). Equal models stay equal to the last bit."""
         return gossip(jnp.asarray(self.neighbours), jnp.asarray(self.values, x.dtype), flat(x)).reshape(x.shape)
 
     def reordered(self, order: np.ndarray) -> Self:
-        """The lists in another order and of other numbers, each as it was: sums are rounded alike."""
+        """Reorders and renumbers the lists. The order inside a list stays, so sums round the same way."""
         neighbours, values = np.asarray(self.neighbours)[order], np.asarray(self.values)[order]
         empty, here = order[:, None] < 0, np.arange(len(order), dtype=np.int32)[:, None]
         slots = _slots(order, self.num_nodes)[neighbours]
         return self.with_arrays(np.where(empty, here, slots), np.where(empty, 0, values))
 
     def to_sparse(self) -> scipy.sparse.csr_array:
-        """The matrix with its diagonal."""
+        """Returns the matrix, with its diagonal."""
         values, neighbours = np.asarray(self.values, np.float64), np.asarray(self.neighbours)
         n, width = values.shape
         rows = np.repeat(np.arange(n), width)
@@ -182,7 +183,7 @@ class Neighbours(Weights):
 @_register
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupMean(Weights):
-    """The average over groups of nodes, each node in one group: a whole clique, or all nodes."""
+    """The mean over groups of nodes, such as whole cliques or all nodes. Each node is in one group."""
 
     members: npt.ArrayLike  # [groups, width] padded with members of the same group
     shares: npt.ArrayLike  # [groups, width] one over the size of the group, 0 in the padding
@@ -225,17 +226,17 @@ class GroupMean(Weights):
         return np.shape(self.group)[0]
 
     def apply(self, x: jax.Array) -> jax.Array:
-        """Averages every group once and hands the average to its members."""
+        """Computes the mean of each group once and copies it to the members."""
         means = _group_means(jnp.asarray(self.members), jnp.asarray(self.shares, x.dtype), flat(x))
         return rows_of(means, jnp.asarray(self.group)).reshape(x.shape)
 
     def reordered(self, order: np.ndarray) -> Self:
-        """The groups, each as it was: sums are rounded alike."""
+        """Renumbers the members. The order inside a group stays, so sums round the same way."""
         members = _slots(order, self.num_nodes)[np.asarray(self.members)]
         return self.with_arrays(members, self.shares, np.asarray(self.group)[order])
 
     def to_sparse(self) -> scipy.sparse.csr_array:
-        """The matrix of groups as diagonal blocks, up to the order of nodes."""
+        """Returns the matrix; up to the order of nodes, groups are diagonal blocks."""
         group = np.asarray(self.group)
         membership = scipy.sparse.csr_array((np.ones(len(group)), (np.arange(len(group)), group)))
         sizes = np.bincount(group)
@@ -245,7 +246,7 @@ class GroupMean(Weights):
 @_register
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dense(Weights):
-    """A matrix with many entries in a row."""
+    """A dense matrix, for rows with many entries."""
 
     matrix: npt.ArrayLike  # [nodes, nodes] every row sums to 1
 
@@ -256,7 +257,7 @@ class Dense(Weights):
 
     @classmethod
     def from_sparse(cls, matrix: scipy.sparse.csr_array) -> Self:
-        """The matrix in this form; its diagonal is what the rest of a row leaves to 1."""
+        """Converts a matrix. The diagonal is set so that rows sum to 1."""
         return cls(_arrays.frozen(with_unit_rows(matrix).toarray()))
 
     @property
@@ -265,12 +266,12 @@ class Dense(Weights):
         return np.shape(self.matrix)[0]
 
     def apply(self, x: jax.Array) -> jax.Array:
-        """Computes x + (W - I) (x - x_0): rounding errors vanish as models agree, and the mean does not drift."""
+        """Computes x + (W - I) (x - x_0). Rounding errors vanish as models agree, and the mean does not drift."""
         change = jnp.asarray(self.matrix, x.dtype) - jnp.eye(self.num_nodes, dtype=x.dtype)
         return x + jnp.tensordot(change, x - x[:1], 1, precision="highest")
 
     def reordered(self, order: np.ndarray) -> Self:
-        """Rows and columns in another order."""
+        """Reorders rows and columns."""
         matrix = np.asarray(self.matrix)[np.ix_(order, order)]
         empty = order < 0
         matrix[empty], matrix[:, empty] = 0, 0
@@ -278,19 +279,19 @@ class Dense(Weights):
         return self.with_arrays(matrix)
 
     def to_sparse(self) -> scipy.sparse.csr_array:
-        """The matrix."""
+        """Returns the matrix."""
         return scipy.sparse.csr_array(np.asarray(self.matrix, np.float64))
 
 
 @unfused
 def gossip(neighbours: jax.Array, values: jax.Array, table: jax.Array) -> jax.Array:
-    """Computes x_i + sum_j w_ij (t_j - x_i); x are the first rows of the table `[.., p]`, or all.
+    """Computes x_i + sum_j w_ij (t_j - x_i), where x are the first rows, or all rows, of the table t `[.., p]`.
 
-    They are not handed over by themselves: XLA (jax 0.12) takes two arguments of a call for different memory, and would
-    write over rows of x, which are those of the table, before all have been read.
+    x is not a second argument: XLA (jax 0.12) assumes that two arguments of a call do not share memory, and would
+    overwrite rows of the table before all of them are read.
     """
     x = mixed = table[: len(values)]
-    # Unrolled, XLA fuses the gathers into one pass; a single gather of all neighbours would be written out.
+    # XLA fuses unrolled gathers into one pass. It would write out a single gather of all neighbours.
     for k in range(values.shape[1]):
         mixed = mixed + values[:, k, None] * (rows_of(table, neighbours[:, k]) - x)
     return mixed
@@ -307,29 +308,29 @@ def _group_means(members: jax.Array, shares: jax.Array, x: jax.Array) -> jax.Arr
 
 
 def flat(x: jax.Array) -> jax.Array:
-    """One row per node: loops over short last axes, such as that of ten classes, would not be vectorised."""
+    """Flattens to one row per node. XLA does not vectorise loops over short last axes, such as ten classes."""
     return x.reshape(len(x), math.prod(x.shape[1:]))
 
 
 def rows_of(x: jax.Array, nodes: jax.Array) -> jax.Array:
-    """Some rows of an array; all are known to be there."""
+    """Gathers rows of an array without a check of bounds."""
     return x.at[nodes].get(mode="promise_in_bounds")
 
 
 def is_weights(value: Any) -> bool:
-    """Whether a part of a pytree is a matrix of weights, which is taken as a whole."""
+    """Whether a value is `Weights`; pytrees treat these as leaves."""
     return isinstance(value, Weights)
 
 
 def over_weights(function: Callable[[Sequence[Any]], Sequence[Any]], trees: Sequence[Any]) -> list[Any]:
-    """Replaces the weights of several pytrees, one for each run, at a time: those at the same place by `function`."""
+    """Maps `function` over the corresponding leaves of several pytrees, one per run; `Weights` are leaves."""
     flattened = [jax.tree.flatten(tree, is_leaf=is_weights) for tree in trees]
     columns = [function(column) for column in zip(*(leaves for leaves, _ in flattened), strict=True)]
     return [jax.tree.unflatten(flattened[0][1], leaves) for leaves in zip(*columns, strict=True)]
 
 
 def to_common_form(weights: Sequence[Weights]) -> Sequence[Weights]:
-    """Matrices of several runs in equal forms and shapes, so that they stack."""
+    """Converts the matrices of several runs to one form and shape, so that they can be stacked."""
     if len({str(jax.tree.map(np.shape, matrix)) for matrix in weights}) == 1:
         return weights
     for matrix in weights:
@@ -346,7 +347,7 @@ def to_common_form(weights: Sequence[Weights]) -> Sequence[Weights]:
 
 
 def _slots(order: np.ndarray, num_nodes: int) -> np.ndarray:
-    """The slot of each node, `[nodes]`, if node `order[k]` is in slot k."""
+    """Inverts an order: the slot of each node, `[nodes]`, if node `order[k]` is in slot k."""
     slots, used = np.zeros(num_nodes, np.int32), np.flatnonzero(order >= 0)
     slots[order[used]] = used
     return slots
@@ -367,12 +368,13 @@ def _check_range(name: str, array: np.ndarray, size: int, what: str) -> None:
 
 
 def check_square(matrix: Any) -> None:
+    """Raises a `ValueError` unless the matrix is real and square."""
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0 or matrix.dtype.kind not in "iuf":
         raise ValueError(f"a matrix of weights must be real and square, not {matrix.dtype} of shape {matrix.shape}")
 
 
 def check_rows(matrix: scipy.sparse.csr_array | np.ndarray, name: str = "row") -> None:
-    """Raises a `ValueError` unless every row sums to 1; `name` is what rows are called in its message."""
+    """Raises a `ValueError` unless every row sums to 1. `name` is the word for rows in the message."""
     with np.errstate(invalid="ignore"):
         sums = matrix.sum(axis=1, dtype=np.float64)
     if not np.isfinite(sums).all():
@@ -383,7 +385,7 @@ def check_rows(matrix: scipy.sparse.csr_array | np.ndarray, name: str = "row") -
 
 
 def largest_entry(matrix: scipy.sparse.csr_array) -> tuple[int, int, float]:
-    """Row, column and value of the entry that is largest in absolute value."""
+    """Finds row, column and value of the entry with the largest absolute value."""
     entries = scipy.sparse.coo_array(matrix)
     if entries.nnz == 0:
         return 0, 0, 0.0
@@ -393,6 +395,7 @@ def largest_entry(matrix: scipy.sparse.csr_array) -> tuple[int, int, float]:
 
 
 def without_diagonal(matrix: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+    """Copies a matrix without its diagonal, with sorted indices."""
     matrix = matrix.tocsr(copy=True)
     matrix.setdiag(0)
     matrix.eliminate_zeros()
@@ -401,6 +404,6 @@ def without_diagonal(matrix: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
 
 
 def with_unit_rows(matrix: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
-    """Sets the diagonal to what the rest of each row leaves to 1, so that no residue of rounding remains."""
+    """Copies a matrix with the diagonal that makes rows sum to 1, which absorbs rounding errors."""
     matrix = without_diagonal(matrix)
     return (matrix + scipy.sparse.diags_array(1 - matrix.sum(axis=1))).tocsr()

@@ -7,31 +7,34 @@ import scipy.sparse
 
 from dcliques_jax._mixing.forms import TOLERANCE, GroupMean, Weights, largest_entry
 
-_DENSE_SPECTRUM = 2000  # nodes up to which all eigenvalues are computed rather than the extreme ones
+_DENSE_SPECTRUM = 2000  # nodes up to which all eigenvalues are computed; above, only the extreme ones
 
 
 def second_eigenvalue(weights: Weights) -> float:
-    """The second largest absolute eigenvalue of a symmetric matrix: the factor by which gossip shrinks differences.
+    """Computes the second largest absolute eigenvalue, the factor by which gossip shrinks differences.
 
-    For more than 2000 nodes it comes from Lanczos iterations, up to a thousandth of the spectral gap.
+    For more than 2000 nodes it uses Lanczos iterations, with an error of up to a thousandth of the spectral gap.
+
+    Args:
+      weights: a symmetric matrix.
 
     >>> from dcliques_jax import mixing, topologies
     >>> round(second_eigenvalue(mixing.metropolis_hastings(topologies.ring(100))), 5)
     0.99868
     """
-    if isinstance(weights, GroupMean):  # a projection: an eigenvalue of 1 for every group, else 0
+    if isinstance(weights, GroupMean):  # a projection: one eigenvalue of 1 per group, the rest 0
         return float(len(np.asarray(weights.members)) > 1)
     n, matrix = weights.num_nodes, weights.to_sparse()
     if n == 1:
         return 0.0
     if abs(largest_entry(matrix - matrix.T)[2]) > TOLERANCE:
-        raise ValueError("the second eigenvalue is that of a symmetric matrix, and these weights are not symmetric")
+        raise ValueError("the second eigenvalue needs a symmetric matrix, and these weights are not symmetric")
     if n <= _DENSE_SPECTRUM:
         return float(np.sort(np.abs(np.linalg.eigvalsh(matrix.toarray())))[-2])
     if scipy.sparse.csgraph.connected_components(matrix, directed=False)[0] > 1:
-        return 1.0  # every part keeps a mean of its own
-    # How far eigenvalues stay from 1, which is that of the constant vector, and from -1. The latter only counts where
-    # it is less: in most graphs a rough value says that it is not.
+        return 1.0  # every part keeps its own mean
+    # The distances of eigenvalues from 1, that of the constant vector, and from -1. The smaller one is the gap. In most
+    # graphs a rough value shows that -1 is farther away.
     from_one, from_minus_one = (scipy.sparse.eye_array(n) + sign * matrix for sign in (-1, 1))
     gap = _least_eigenvalue(from_one, 1e-3, constant=1)
     if 0.8 * _least_eigenvalue(from_minus_one, 0.1) < gap:
@@ -40,12 +43,12 @@ def second_eigenvalue(weights: Weights) -> float:
 
 
 def _least_eigenvalue(matrix: scipy.sparse.csr_array, tolerance: float, constant: int = 0) -> float:
-    """The smallest eigenvalue of a symmetric matrix, by Lanczos, up to a relative error.
+    """Computes the smallest eigenvalue of a symmetric matrix by Lanczos, up to a relative error.
 
-    With `constant=1` that of the constant vector, which is 0, is left out.
+    With `constant=1` it skips the eigenvalue 0 of the constant vector.
     """
     n = matrix.shape[0]
-    start = np.random.default_rng(0).standard_normal(n)  # the same answer at every call
+    start = np.random.default_rng(0).standard_normal(n)  # deterministic
     lanczos = functools.partial(
         scipy.sparse.linalg.eigsh, v0=start, tol=tolerance, maxiter=10_000, return_eigenvectors=False
     )
@@ -55,8 +58,8 @@ def _least_eigenvalue(matrix: scipy.sparse.csr_array, tolerance: float, constant
             (n, n), matvec=lambda x: matrix @ x + 2 * constant * x.mean(axis=0), dtype=np.float64
         )
         return float(lanczos(product, k=1, which="SA")[0])
-    # A graph no wider than a grid mixes so slowly that Lanczos would not get there: it needs the inverse, whose factors
-    # stay sparse. The shift makes the matrix regular.
+    # Graphs as narrow as a grid mix so slowly that plain Lanczos does not converge. Use the inverse, whose factors stay
+    # sparse. The shift makes the matrix regular.
     shift = 1e-9
     factors = scipy.sparse.linalg.splu(
         scipy.sparse.csc_array(matrix + shift * scipy.sparse.eye_array(n)),
@@ -69,7 +72,7 @@ def _least_eigenvalue(matrix: scipy.sparse.csr_array, tolerance: float, constant
 
 
 def spectral_gap(weights: Weights) -> float:
-    """One minus the second largest absolute eigenvalue: 1 mixes in one round, 0 never.
+    """Computes one minus the second largest absolute eigenvalue: 1 mixes in one round, 0 never.
 
     >>> from dcliques_jax import mixing, topologies
     >>> round(spectral_gap(mixing.metropolis_hastings(topologies.fully_connected(100))), 6)

@@ -37,19 +37,20 @@ CIFAR10_PY_MD5 = {
     "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
-# Of all bytes in the order of the published files: training images and labels, test images and labels; channels last.
+# MD5 of all bytes in the order of the published files: training images and labels, test images and labels; channels
+# last.
 MNIST_BYTES_MD5 = "bd3808b2414328cf71cc2764408ae4c5"
 CIFAR10_BYTES_MD5 = "b6210169ef9681aaf316a55b4c99253a"
 _RECORD = 1 + 3 * 32 * 32  # bytes of a label and an image of CIFAR-10
 
 
 def mnist(data_dir: str | os.PathLike[str] | None) -> tfds.Arrays:
-    """All images of MNIST, in the order of the files."""
+    """Loads all images of MNIST, in the order of the files."""
     return _load("MNIST", data_dir, {"mnist": MNIST_MD5}, _read_mnist, "mnist", MNIST_BYTES_MD5)
 
 
 def cifar10(data_dir: str | os.PathLike[str] | None) -> tfds.Arrays:
-    """All images of CIFAR-10, in the order of the files."""
+    """Loads all images of CIFAR-10, in the order of the files."""
     choices = {"cifar-10-batches-bin": CIFAR10_BIN_MD5, "cifar-10-batches-py": CIFAR10_PY_MD5}
     return _load("CIFAR-10", data_dir, choices, _read_cifar10, "cifar10", CIFAR10_BYTES_MD5)
 
@@ -62,15 +63,15 @@ def _load(
     name: str,
     md5: str,
 ) -> tfds.Arrays:
-    """What the published files hold, in their order: from the files, or from what tfds has prepared of them."""
+    """Loads examples in the order of the published files, from these or from data that tfds has prepared."""
     if folder := data_dir or os.environ.get("DCLIQUES_DATA_DIR"):
         return read(_contents(title, folder, choices))
     try:
         return tfds.load_in_file_order(name, md5)
     except (ImportError, OSError) as error:
         raise FileNotFoundError(
-            f"{title} needs its published files, and no data_dir was given. {_advice(choices)}. Nor can it come from "
-            f"tensorflow-datasets: {error}"
+            f"{title} needs its published files, and data_dir is None. {_advice(choices)}. It cannot come from "
+            f"tensorflow-datasets either: {error}"
         ) from error
 
 
@@ -85,7 +86,7 @@ def _advice(choices: Mapping[str, Mapping[str, str]]) -> str:
 def _contents(
     title: str, data_dir: str | os.PathLike[str], choices: Mapping[str, Mapping[str, str]]
 ) -> dict[str, bytes]:
-    """The verified contents of all files of the first folder in `choices` that exists."""
+    """Reads and verifies all files of the first folder in `choices` that exists."""
     for folder, checksums in choices.items():
         path = pathlib.Path(data_dir) / folder
         if not path.is_dir():
@@ -97,7 +98,7 @@ def _contents(
 
 
 def verified(path: pathlib.Path, md5: str) -> bytes:
-    """The content of a file, which must have a checksum."""
+    """Reads a file and verifies its checksum."""
     content = path.read_bytes()
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != md5:
@@ -122,7 +123,7 @@ def _read_cifar10(files: Mapping[str, bytes]) -> tfds.Arrays:
 
 
 def read_idx(content: bytes) -> np.ndarray:
-    """An idx file of bytes: two zeros, the type (8), the number of dimensions, big-endian sizes, the values."""
+    """Parses an idx file of bytes: two zeros, the type (8), the number of dimensions, big-endian sizes, the values."""
     try:
         content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
@@ -135,7 +136,7 @@ def read_idx(content: bytes) -> np.ndarray:
 
 
 def read_cifar_bin(content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels and labels of a batch of CIFAR-10's binary version: records of a label and 3,072 pixels."""
+    """Parses a batch of CIFAR-10's binary version into pixels and labels: records of a label and 3,072 pixels."""
     if not content or len(content) % (_RECORD):
         raise ValueError(f"not a CIFAR-10 batch: its {len(content)} bytes are not records of {_RECORD}")
     records = np.frombuffer(content, np.uint8).reshape(-1, _RECORD)
@@ -143,18 +144,18 @@ def read_cifar_bin(content: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_cifar_py(content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels and labels of a batch of CIFAR-10's Python version, a pickle."""
+    """Parses a batch of CIFAR-10's Python version, a pickle, into pixels and labels."""
     try:
         batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
         shape, _, fortran_order, pixels = batch[b"data"].state[-4:]
         rows = np.frombuffer(pixels, np.uint8).reshape(shape, order="F" if fortran_order else "C")
         return rows.reshape(-1, 3 * 32 * 32), np.array(batch[b"labels"], np.uint8)
-    except Exception as error:  # what is no such pickle fails anywhere
+    except Exception as error:  # other pickles fail anywhere
         raise ValueError(f"not a CIFAR-10 batch: {error!r}") from error
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads NumPy arrays from a pickle without calling what it names, so that no content can run code."""
+    """Reads NumPy arrays from a pickle. It never calls what the pickle names, so no content can run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
@@ -163,7 +164,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Unpickled:
-    """Stands in for any object: keeps its state, an array's being (version, shape, dtype, fortran_order, bytes)."""
+    """Stands in for any object and keeps its state: (version, shape, dtype, fortran_order, bytes) of an array."""
 
     state: tuple[Any, ...]
 

@@ -1,6 +1,6 @@
 """Images and labels from tensorflow-datasets, as bytes.
 
-Data that is prepared as array_record is read without TensorFlow; preparing it, and reading tfrecord, needs TensorFlow.
+Data prepared as array_record is read without TensorFlow. Preparing data and reading tfrecord need TensorFlow.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from dcliques_jax._store import files
 
 _INSTALL = "pip install 'dcliques_jax[tfds]'"
 _SPLITS = ("train", "test")
-_PATIENCE = 5  # seconds that a host has to answer: tfds itself tries for minutes
+_PATIENCE = 5  # seconds to wait for a host; tfds itself tries for minutes
 
 
 class Arrays(NamedTuple):
-    """Two splits of a data set, in the order in which they are stored."""
+    """The two splits of a data set, in storage order."""
 
     train_images: np.ndarray  # [train, height, width, channels] uint8
     train_labels: np.ndarray  # [train] integers
@@ -36,14 +36,14 @@ class Arrays(NamedTuple):
 def load(
     name: str, data_dir: str | os.PathLike[str] | None = None, manual_dir: str | os.PathLike[str] | None = None
 ) -> tuple[Arrays, int]:
-    """The images and labels of a data set, and its number of classes; prepares it first where that is to be done."""
+    """Loads images, labels and the number of classes. Prepares the data set first if needed."""
     tfds = _imported("tensorflow_datasets", f"{name} from tensorflow-datasets")
     _imported("PIL", f"{name} from tensorflow-datasets")
     builder = _builder(tfds, name, data_dir)
     shape, num_classes = _format(tfds, name, builder)
     if not _is_readable(builder):
         _prepare(tfds, name, builder, manual_dir)
-    if not builder.is_prepared():  # but mocked: nothing to keep
+    if not builder.is_prepared():  # mocked: nothing to cache
         return _decoded(tfds, builder, shape), num_classes
     if missing := [split for split in _SPLITS if split not in builder.info.splits]:
         known = ", ".join(builder.info.splits)
@@ -59,7 +59,7 @@ def load(
 
 
 def load_in_file_order(name: str, md5: str) -> Arrays:
-    """What the published files of a data set hold, in their order, if `md5` is that of all bytes in this order."""
+    """Loads a data set in the order of its published files. `md5` is the checksum of all bytes in this order."""
     stored, _ = load(name)
     train, test = file_order("train", len(stored.train_labels)), file_order("test", len(stored.test_labels))
     parts = (stored.train_images[train], stored.train_labels[train], stored.test_images[test], stored.test_labels[test])
@@ -67,13 +67,13 @@ def load_in_file_order(name: str, md5: str) -> Arrays:
     if found != md5:
         raise ValueError(
             f"what tensorflow-datasets has prepared as {name} does not hold what was published, or not in the order "
-            f"of tfds: the MD5 of all bytes is {found}, not {md5}. Delete it and prepare it anew."
+            f"of tfds: the MD5 of all bytes is {found}, not {md5}. Delete it and prepare it again."
         )
     return Arrays(*parts)
 
 
 def file_order(split: str, size: int) -> np.ndarray:
-    """Where tfds stores the examples that it numbers 0 .. size - 1: it sorts them by the MD5 of split and number.
+    """Where tfds stores examples 0 .. size - 1: it sorts them by the MD5 of split and number.
 
     >>> file_order("train", 4)
     array([0, 2, 3, 1])
@@ -83,21 +83,21 @@ def file_order(split: str, size: int) -> np.ndarray:
 
 
 def read_cache(path: pathlib.Path, key: bytes) -> Arrays:
-    """The arrays that `write_cache` wrote with this key, or a ValueError."""
+    """Reads what `write_cache` wrote with this key. Raises a `ValueError` if there is anything else."""
     with path.open("rb") as file:
         try:
             with np.load(file, allow_pickle=False) as stored:
                 arrays = Arrays(*(stored[field] for field in Arrays._fields))
                 found = str(stored["checksum"])
         except Exception as error:  # zipfile, zlib and NumPy fail on damaged files in a dozen ways
-            raise ValueError(f"{path} is no cache of images, or damaged: {error!r}. Delete it.") from error
+            raise ValueError(f"{path} is not a cache of images, or it is damaged: {error!r}. Delete it.") from error
     if found != _arrays.checksum(key, *arrays):
         raise ValueError(f"{path} is damaged, or belongs to data that has changed since. Delete it.")
     return arrays
 
 
 def write_cache(path: pathlib.Path, key: bytes, arrays: Arrays) -> None:
-    """Keeps decoded arrays for the next time, where the folder can be written to; no reader sees half a file."""
+    """Caches decoded arrays if the folder is writeable. The file appears as a whole."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(exist_ok=True)
         with files.replacing(path) as file:
@@ -115,28 +115,30 @@ def _builder(tfds: Any, name: str, data_dir: str | os.PathLike[str] | None) -> A
     try:
         return tfds.builder(name, data_dir=None if data_dir is None else pathlib.Path(data_dir).expanduser())
     except (ValueError, AssertionError) as error:  # unknown names and configs, and unknown versions
-        raise ValueError(f"name={name!r} is no data set of tensorflow-datasets {tfds.__version__}: {error}") from error
+        raise ValueError(
+            f"name={name!r} is not a data set of tensorflow-datasets {tfds.__version__}: {error}"
+        ) from error
 
 
 def _format(tfds: Any, name: str, builder: Any) -> tuple[tuple[int, int, int], int]:
-    """The shape of the images and the number of classes."""
+    """Finds the shape of the images and the number of classes."""
     features, keys = builder.info.features, builder.info.supervised_keys
     if keys != ("image", "label") or not isinstance(features["label"], tfds.features.ClassLabel):
         raise ValueError(
-            f"name={name!r} is not one image and one integer label an example, but leads from and to {keys} among "
+            f"name={name!r} is not one image and one integer label per example; it maps {keys} among "
             f"{', '.join(features)}: read it with tfds and use datasets.from_arrays"
         )
     image = features["image"]
     if None in image.shape or image.np_dtype != np.uint8:
         raise ValueError(
-            f"name={name!r} has images of shape {image.shape} and type {np.dtype(image.np_dtype)}, and only bytes of "
+            f"name={name!r} has images of shape {image.shape} and type {np.dtype(image.np_dtype)}, but only bytes of "
             "one shape can be stacked: read it with tfds, resize the images and use datasets.from_arrays"
         )
     return image.shape, features["label"].num_classes
 
 
 def _is_readable(builder: Any) -> bool:
-    """Whether there are examples to read: prepared ones, or those of tfds.testing.mock_data, which has no files."""
+    """Whether there are examples to read, prepared or from tfds.testing.mock_data, which has no files."""
     if builder.is_prepared():
         return True
     try:
@@ -168,7 +170,7 @@ def _decoded_split(tfds: Any, builder: Any, split: str, shape: tuple[int, int, i
 
 
 def _fingerprint(folder: pathlib.Path) -> bytes:
-    """What differs for data that was prepared anew: its description, and the name, size and date of every file."""
+    """Identifies prepared data by its description and the name, size and date of every file."""
     files = sorted(folder.iterdir())
     dates = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return repr(dates).encode() + b"".join(file.read_bytes() for file in files if file.suffix == ".json")
@@ -178,23 +180,25 @@ def _prepare(tfds: Any, name: str, builder: Any, manual_dir: str | os.PathLike[s
     full_name, root = builder.info.full_name, pathlib.Path(builder.data_dir_root)
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError(
-            f"{full_name} is not prepared in {root}, and preparing it needs TensorFlow: {_INSTALL}. Data that was "
-            "prepared elsewhere as array_record is read without it."
+            f"{full_name} is not prepared in {root}, and preparing it needs TensorFlow: {_INSTALL}. Data "
+            "prepared elsewhere as array_record needs no TensorFlow."
         )
-    # What tfds has unpacked it finds again by the bare name of the file: data sets with files of one name, such as
-    # mnist and fashion_mnist, must not share a folder.
+    # tfds finds unpacked files by their bare names. Data sets with files of one name, such as mnist and fashion_mnist,
+    # need separate folders.
     downloads = root / "downloads" / builder.name
     manual = None if manual_dir is None else pathlib.Path(manual_dir).expanduser()
     if manual and not manual.is_dir():
-        raise FileNotFoundError(f"manual_dir={os.fspath(manual)!r} is no folder: give the one with the published files")
+        raise FileNotFoundError(
+            f"manual_dir={os.fspath(manual)!r} is not a folder: pass the one with the published files"
+        )
     missing = [
         url for url in builder.url_infos or {} if not _is_at_hand(url, builder.url_infos[url], manual, downloads)
     ]
     if silent := _silent_hosts(missing):
         files = ", ".join(builder.url_infos[url].filename or url for url in missing)
         raise FileNotFoundError(
-            f"{full_name} is not prepared in {root}, and to get its files ({files}) {', '.join(silent)} cannot be "
-            f"reached. Either prepare it where there is a network, tfds.builder({name!r}).download_and_prepare("
+            f"{full_name} is not prepared in {root}, and {', '.join(silent)} cannot be reached to get its files "
+            f"({files}). Either prepare it where there is a network, tfds.builder({name!r}).download_and_prepare("
             "file_format='array_record'), and copy the folder into data_dir; or put the published files into a folder "
             "and pass that as manual_dir, which becomes the download_config of tfds. The published files of MNIST and "
             "CIFAR-10 are also read without tfds: datasets.mnist(), datasets.cifar10() and DCLIQUES_DATA_DIR."
@@ -207,27 +211,27 @@ def _prepare(tfds: Any, name: str, builder: Any, manual_dir: str | os.PathLike[s
 
 
 def _is_at_hand(url: str, info: Any, manual: pathlib.Path | None, downloads: pathlib.Path) -> bool:
-    """Whether tfds need not download a file; one in `manual` must be the published one."""
+    """Whether a file is available without a download. One in `manual` must be the published file."""
     if manual and info.filename and (file := manual / info.filename).is_file():
         with file.open("rb") as content:
             found = hashlib.file_digest(content, "sha256").hexdigest()
         if found != info.checksum:
             raise ValueError(
                 f"{file} is corrupt, or a file of that name of another data set: its SHA-256 is {found}, that of {url} "
-                f"{info.checksum}. Get it again."
+                f"is {info.checksum}. Get it again."
             )
         return True
-    return any(url in note.read_text() for note in downloads.rglob("*.INFO"))  # tfds notes where files come from
+    return any(url in note.read_text() for note in downloads.rglob("*.INFO"))  # tfds records where files come from
 
 
 def _silent_hosts(urls: Iterable[str]) -> list[str]:
-    """Those hosts of the addresses that do not deliver within seconds."""
+    """The hosts that do not deliver within seconds."""
     by_host = {urllib.parse.urlsplit(url).netloc: url for url in urls if url.startswith("http")}
     return [host for host, url in by_host.items() if not _delivers(url)]
 
 
 def _delivers(url: str) -> bool:
-    requests = _imported("requests", "downloading")  # as tfds does, so that proxies and certificates are the same
+    requests = _imported("requests", "downloading")  # as tfds does, with the same proxies and certificates
     answers = []
 
     def ask() -> None:
@@ -237,7 +241,7 @@ def _delivers(url: str) -> bool:
         ):
             answers.append(answer.ok)
 
-    asking = threading.Thread(target=ask, daemon=True)  # the look-up of a host's name knows no timeout
+    asking = threading.Thread(target=ask, daemon=True)  # looking up a host's name has no timeout
     asking.start()
     asking.join(2 * _PATIENCE)
     return answers == [True]

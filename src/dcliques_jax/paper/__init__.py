@@ -4,7 +4,7 @@
     python -m dcliques_jax.paper run iid-vs-skew --scale quick
     python -m dcliques_jax.paper report paper-results
 
-or, from Python, `dcliques_jax.paper.run("iid-vs-skew")`.
+In Python, call `dcliques_jax.paper.run("iid-vs-skew")`.
 """
 
 from dcliques_jax.paper.experiments import EXPERIMENTS, Experiment, SkewExperiment

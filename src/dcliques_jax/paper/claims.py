@@ -1,11 +1,11 @@
-"""The paper's sentences as checks of what was measured.
+"""The claims of the paper as checks of measurements.
 
-A claim holds if its margin, averaged over seeds, is positive. The same few quantities stand for the paper's words:
+A claim holds if its margin, averaged over seeds, is positive. A few quantities stand for the paper's words:
 
 - how fast a curve converges: its mean accuracy over nodes, averaged over all evaluations after the start ("speed");
-- how much nodes differ: best less worst accuracy, averaged over the evaluations of the later half ("band").
+- how much nodes differ: best minus worst accuracy, averaged over the later half of the evaluations ("band").
 
-All are in points, percent of test accuracy. Thresholds were chosen before the experiments were run.
+Both are in points, percent of test accuracy. Thresholds were chosen before the experiments were run.
 """
 
 import functools
@@ -26,7 +26,7 @@ class Curve(NamedTuple):
         return self.accuracy[:, 1:].mean(axis=(1, 2))
 
     def band(self) -> np.ndarray:
-        """Best less worst node, averaged over the later half of the evaluations after the start, `[seeds]`."""
+        """Best minus worst node, averaged over the later half of the evaluations after the start, `[seeds]`."""
         return np.ptp(self.accuracy, axis=2)[:, max(1, len(self.epoch) // 2) :].mean(axis=1)
 
     def final(self) -> np.ndarray:
@@ -35,9 +35,9 @@ class Curve(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Whether a claim holds, and the numbers it was judged by."""
+    """Whether a claim holds, and the numbers behind it."""
 
-    holds: bool | None  # None: it cannot be told from what was run
+    holds: bool | None  # None: too little was run to tell
     numbers: str
 
     def __str__(self) -> str:
@@ -45,18 +45,18 @@ class Verdict(NamedTuple):
 
 
 class _TooShortError(Exception):
-    """There is no evaluation after the start that all curves have."""
+    """The curves share no evaluation after the start."""
 
 
 class Claim(NamedTuple):
-    """A sentence, and how to judge it by what was measured."""
+    """A sentence of the paper and a function that judges it by measurements."""
 
     text: str
     judge: Callable[[Mapping[str, Any]], Verdict]
 
 
 def within(first: str, second: str, *, points: float, since: float) -> Claim:
-    """The means of two curves are close at every evaluation from some epoch on.
+    """Claims that the means of two curves differ by at most `points` at every evaluation from epoch `since` on.
 
     >>> epoch = np.arange(3)
     >>> fast, slow = (Curve(epoch, np.array(a)[None, :, None]) for a in ([10, 80, 90], [10, 60, 89.5]))
@@ -77,7 +77,7 @@ def within(first: str, second: str, *, points: float, since: float) -> Claim:
 
 
 def faster(first: str, second: str, *, by: float = 0.0) -> Claim:
-    """A curve converges faster than another, by that many points on average."""
+    """Claims that one curve converges faster than another, `by` that many points on average."""
 
     def judge(curves: Mapping[str, Curve]) -> Verdict:
         a, b = _together(curves, first, second)
@@ -89,7 +89,7 @@ def faster(first: str, second: str, *, by: float = 0.0) -> Claim:
 
 
 def narrower(first: str, second: str, *, factor: float = 1.0) -> Claim:
-    """Nodes differ less in one curve than in another, by a factor."""
+    """Claims that nodes differ less in one curve than in another, by a factor."""
 
     def judge(curves: Mapping[str, Curve]) -> Verdict:
         a, b = (curve.band() for curve in _together(curves, first, second))
@@ -100,7 +100,7 @@ def narrower(first: str, second: str, *, factor: float = 1.0) -> Claim:
 
 
 def no_wider(first: str, second: str, *, points: float) -> Claim:
-    """Nodes of one curve differ at most that much more than those of another."""
+    """Claims that the band of one curve is at most `points` wider than that of another."""
 
     def judge(curves: Mapping[str, Curve]) -> Verdict:
         a, b = (curve.band() for curve in _together(curves, first, second))
@@ -110,7 +110,7 @@ def no_wider(first: str, second: str, *, points: float) -> Claim:
 
 
 def gains_more(gain: tuple[str, str], than: tuple[str, str]) -> Claim:
-    """What a curve is faster than another by exceeds what a third is faster than a fourth by."""
+    """Claims that the lead in speed of one pair of curves exceeds that of another pair."""
 
     def judge(curves: Mapping[str, Curve]) -> Verdict:
         a, b, c, d = (curve.speed() for curve in _together(curves, *gain, *than))
@@ -120,7 +120,7 @@ def gains_more(gain: tuple[str, str], than: tuple[str, str]) -> Claim:
 
 
 def reaches(label: str, percent: float, *, points: float, at: float) -> Claim:
-    """The mean of a curve is near a number at some epoch."""
+    """Claims that the mean of a curve is within `points` of a number at an epoch."""
 
     def judge(curves: Mapping[str, Curve]) -> Verdict:
         curve = curves[label]
@@ -133,7 +133,7 @@ def reaches(label: str, percent: float, *, points: float, at: float) -> Claim:
 
 
 def counted(what: str, stated: float, count: Callable[[], float], *, by: float) -> Claim:
-    """A number of the paper's, counted again."""
+    """Claims a number that the paper states. `count` counts it again, and `by` is the tolerance."""
 
     def judge(_: Mapping[str, Any]) -> Verdict:
         return Verdict(abs(count() - stated) <= by, f"{count():.2f}")
@@ -142,7 +142,7 @@ def counted(what: str, stated: float, count: Callable[[], float], *, by: float) 
 
 
 def smaller_skew(label: str, *, most: float) -> Claim:
-    """Greedy Swap ends below where it started in every experiment, and close to zero in most of them."""
+    """Claims that Greedy Swap lowers the skew in every experiment, and to at most `most` in the median."""
 
     def judge(skews: Mapping[str, np.ndarray]) -> Verdict:
         start, end = skews[label][:, 0], skews[label][:, -1]
@@ -154,7 +154,7 @@ def smaller_skew(label: str, *, most: float) -> Claim:
 
 
 def settles(label: str, *, steps: int) -> Claim:
-    """After some steps the mean skew is hardly above that at the end."""
+    """Claims that the mean skew after some steps is close to that at the end."""
 
     def judge(skews: Mapping[str, np.ndarray]) -> Verdict:
         then, end = skews[label][:, steps].mean(), skews[label][:, -1].mean()
@@ -164,7 +164,7 @@ def settles(label: str, *, steps: int) -> Claim:
 
 
 def harder(first: str, second: str, *, since: int) -> Claim:
-    """The mean skew of the cliques of one data set stays above that of another."""
+    """Claims that the mean skew of one data set stays above that of another from step `since` on."""
 
     def judge(skews: Mapping[str, np.ndarray]) -> Verdict:
         above = (skews[first] - skews[second])[:, since:].mean(axis=0)
@@ -174,7 +174,7 @@ def harder(first: str, second: str, *, since: int) -> Claim:
 
 
 def judged(claim: Claim, measured: Mapping[str, Any]) -> Verdict:
-    """The verdict on a claim, or that something it needs was not run."""
+    """Judges a claim. The verdict is None if something it needs was not run."""
     try:
         return claim.judge(measured)
     except KeyError as missing:
@@ -188,7 +188,7 @@ def _points(number: float) -> str:
 
 
 def _together(curves: Mapping[str, Curve], *labels: str) -> list[Curve]:
-    """Curves at the epochs at which all of them were evaluated."""
+    """Restricts curves to the epochs at which all of them were evaluated."""
     found = [curves[label] for label in labels]
     common = functools.reduce(np.intersect1d, [curve.epoch for curve in found])
     if not (common > 0).any():
@@ -197,7 +197,7 @@ def _together(curves: Mapping[str, Curve], *labels: str) -> list[Curve]:
 
 
 def _verdict(margins: np.ndarray, numbers: str) -> Verdict:
-    """The verdict on margins `[seeds]`."""
+    """Makes the verdict from margins `[seeds]`."""
     if len(margins) > 1:
         numbers += f" ({np.count_nonzero(margins > 0)} of {len(margins)} seeds)"
     return Verdict(bool(margins.mean() > 0), numbers)

@@ -1,4 +1,4 @@
-"""Every experiment of the paper: which settings it compares, and what it claims of them.
+"""Every experiment of the paper: the settings it compares and the claims about them.
 
 To add one, write a function that returns an `Experiment` and give it a name in `EXPERIMENTS`.
 """
@@ -26,46 +26,46 @@ from dcliques_jax.paper.runs import SkewStudy
 from dcliques_jax.paper.settings import TASKS, Setting
 
 _WIRINGS = {"fully_connected": "fully connected", "small_world": "small world", "fractal": "fractal", "ring": "ring"}
-_MOMENTUM = {"mnist": 0.0, "cifar10": 0.9}  # what the paper trains with, unless it says otherwise
-_CLOSE = {"mnist": 1, "cifar10": 3}  # points apart
-_LOWEST = {"mnist": 75, "cifar10": 0}  # accuracy shown where many curves end close to each other
+_MOMENTUM = {"mnist": 0.0, "cifar10": 0.9}  # the default of the paper
+_CLOSE = {"mnist": 1, "cifar10": 3}  # points within which curves are close
+_LOWEST = {"mnist": 75, "cifar10": 0}  # start of the accuracy axis where many curves end close to each other
 _SKEWS = {"shards": "two shards a node", "one_class": "one class a node"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """One figure. Curves are known by their labels, over all panels."""
+    """One figure. Labels identify curves across panels."""
 
     title: str
     figure: str  # of the paper
     panels: dict[str, dict[str, Setting]]  # curves by panel and label
     claims: list[Claim]
-    beside: dict[str, Setting] = dataclasses.field(default_factory=dict)  # not drawn, but part of a claim
-    lowest: float = 0  # where the axis of accuracy starts
+    beside: dict[str, Setting] = dataclasses.field(default_factory=dict)  # not drawn, but used by claims
+    lowest: float = 0  # start of the accuracy axis
 
     @property
     def parts(self) -> dict[str, Setting]:
-        """All that is run, by label."""
+        """Everything that is run, by label."""
         return {label: setting for curves in self.panels.values() for label, setting in curves.items()} | self.beside
 
 
 @dataclasses.dataclass(frozen=True)
 class SkewExperiment:
-    """One figure of the skew of cliques while Greedy Swap goes on."""
+    """One figure of the skew of cliques during Greedy Swap."""
 
     title: str
     figure: str
-    over_steps: bool  # or its distribution before and after
+    over_steps: bool  # False: its distribution before and after
     claims: list[Claim]
 
     @property
     def parts(self) -> dict[str, SkewStudy]:
-        """All that is run, by label."""
+        """Everything that is run, by label."""
         return {task.title: SkewStudy(name) for name, task in TASKS.items()}
 
 
 def _best(task: str, **changes: object) -> Setting:
-    """D-Cliques as the paper recommends them: with Clique Averaging, and momentum where it helps."""
+    """D-Cliques as the paper recommends: with Clique Averaging, and with momentum where it helps."""
     return Setting(task, averaging=True, momentum=_MOMENTUM[task])._replace(**changes)  # type: ignore[arg-type]
 
 
@@ -303,7 +303,7 @@ def _numbers_of_nodes(figure: str, task: str) -> Experiment:
 
 
 def _stated_numbers() -> Experiment:
-    """Of graphs alone: none of them depends on data."""
+    """Numbers of graphs, which do not depend on data."""
 
     @functools.cache
     def edges(nodes: int, inter: str) -> float:
@@ -313,9 +313,9 @@ def _stated_numbers() -> Experiment:
 
     full, small = "fully_connected", "small_world"
     claims = [
-        counted("edges a node, 1000 nodes, fully connected cliques", 18.9, lambda: edges(1000, full), by=0.05),
-        counted("edges a node, 1000 nodes, small world of cliques", 14.5, lambda: edges(1000, small), by=0.1),
-        counted("messages a node and round, 1000 nodes", 37.8, lambda: 2 * edges(1000, full), by=0.05),
+        counted("edges per node, 1000 nodes, fully connected cliques", 18.9, lambda: edges(1000, full), by=0.05),
+        counted("edges per node, 1000 nodes, small world of cliques", 14.5, lambda: edges(1000, small), by=0.1),
+        counted("messages per node and round, 1000 nodes", 37.8, lambda: 2 * edges(1000, full), by=0.05),
         counted("% fewer edges than fully connected", 98, lambda: 100 * (1 - edges(1000, full) / 999), by=0.5),
         counted("% fewer messages than fully connected", 96, lambda: 100 * (1 - 2 * edges(1000, full) / 999), by=0.5),
         counted(

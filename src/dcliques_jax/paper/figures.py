@@ -10,7 +10,7 @@ from dcliques_jax.paper.experiments import Experiment, SkewExperiment
 
 
 def draw(experiment: Experiment | SkewExperiment, measured: Mapping[str, Any]) -> Any:
-    """A matplotlib figure of what was measured, by label; None where there is nothing to draw."""
+    """Draws results, or skews `[experiments, steps]`, by label. Returns None if there is nothing to draw."""
     if not measured:
         return None
     with plotting.style("page"):
@@ -20,7 +20,7 @@ def draw(experiment: Experiment | SkewExperiment, measured: Mapping[str, Any]) -
 
 
 def _draw_curves(experiment: Experiment, results: Mapping[str, Any]) -> Any:
-    """A panel beside the other, on the same axes: mean over nodes bold, minimum and maximum thin."""
+    """Draws panels side by side, with the same limits: mean over nodes bold, minimum and maximum thin."""
     panels = {
         title: {label: results[label] for label in curves if label in results}
         for title, curves in experiment.panels.items()
@@ -31,7 +31,7 @@ def _draw_curves(experiment: Experiment, results: Mapping[str, Any]) -> Any:
     figure, axes = _axes(len(panels))
     last = max(result.history.epoch[-1] for result in shown)
     highest = 100 * max(result.history.accuracy.max() for result in shown)
-    lowest = experiment.lowest if highest > experiment.lowest else 0  # runs that were stopped early are below it
+    lowest = experiment.lowest if highest > experiment.lowest else 0  # runs that stop early are below it
     for ax, (title, curves) in zip(axes, panels.items(), strict=True):
         if curves:
             plotting.plot_accuracy(curves, ax=ax)
@@ -39,12 +39,12 @@ def _draw_curves(experiment: Experiment, results: Mapping[str, Any]) -> Any:
         ax.set(title=title, xlim=(0, last), ylim=(lowest, highest + 0.05 * (highest - lowest)))
     for ax in axes[: len(panels)]:
         if ax.lines:
-            plotting.place_legend(ax)  # again, after all limits are set
+            plotting.place_legend(ax)  # again, now that all limits are set
     return figure
 
 
 def _draw_skews(experiment: SkewExperiment, skews: Mapping[str, np.ndarray]) -> Any:
-    """Skew over steps, or its distribution before and after."""
+    """Draws skew over steps, or its distribution before and after."""
     figure, axes = _axes(1 if experiment.over_steps else len(skews))
     if experiment.over_steps:
         for colour, (label, trajectories) in zip(plotting.COLOURS, skews.items(), strict=False):

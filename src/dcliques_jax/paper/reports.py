@@ -1,4 +1,4 @@
-"""Running experiments by name, and telling what came out."""
+"""Runs experiments by name and reports their outcome."""
 
 import csv
 import io
@@ -23,11 +23,11 @@ _MARKS = {True: "yes", False: "**no**", None: "?"}
 
 
 class Outcome(NamedTuple):
-    """What came out of an experiment; prints as a table of its claims."""
+    """The outcome of an experiment. It prints as a list of claims."""
 
     name: str
     measured: dict[str, Any]  # results by label, or skews [experiments, steps]
-    verdicts: dict[str, Verdict]  # by claim
+    verdicts: dict[str, Verdict]  # by the text of the claim
     folder: pathlib.Path  # with the figure and a summary
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
         return [result for result in self.measured.values() if isinstance(result, Result)]
 
     def markdown(self) -> str:
-        """The same for a page, with the figure."""
+        """Formats the outcome in Markdown, with the figure."""
         experiment = EXPERIMENTS[self.name]
         lines = [f"## {self.name}", "", f"{experiment.title} ({experiment.figure}).", ""]
         if self.measured:
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
         return "\n".join([*lines, *rows, ""])
 
     def _extent(self) -> list[str]:
-        """How much was run."""
+        """Tells how much was run."""
         results = self._results
         if not results:
             return sorted({f"Experiments: {len(skews)}." for skews in self.measured.values()})
@@ -85,19 +85,19 @@ def run(
 ) -> Outcome:
     """Runs an experiment of the paper and checks its claims.
 
-    Settings that several experiments share are run once; what lies finished in `out` is not run again.
+    Experiments share runs of the same setting. Finished runs in `out` are reused.
 
     Args:
       name: one of `EXPERIMENTS`.
-      scale: `"full"` is the paper's setting, `"quick"` trains shorter and evaluates on fewer examples.
-      seeds: number of seeds, which are run at once where memory allows. A seed is that of partition, topology, initial
-        models and order of examples.
-      first_seed: the first of them; the others follow it.
+      scale: `"full"` is the paper's scale, `"quick"` trains for fewer epochs and evaluates on fewer examples.
+      seeds: number of seeds, which run at once if memory allows. A seed determines partition, topology, initial models
+        and order of examples.
+      first_seed: the first seed. The others follow it.
       init: the initial models, as in `simulate`.
-      out: the folder for everything that is written.
-      resume: go on with runs that were interrupted.
-      until: stop every run after that many epochs of its length, to go on another time.
-      datasets: data sets to use in the place of `"mnist"` and `"cifar10"`.
+      out: the output folder.
+      resume: whether to continue interrupted runs.
+      until: epoch after which every run stops. A later call with `resume=True` continues.
+      datasets: data sets to use instead of `"mnist"` and `"cifar10"`.
       progress: whether to show progress bars.
     """
     _checks.choice("name", name, tuple(EXPERIMENTS))
@@ -112,7 +112,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     parts = {label: {"folder": runs.folder(part).name} | runs.wanted(part) for label, part in _parts(name).items()}
     config = {"experiment": name, **runs.described(), "parts": parts}
-    if not (folder / _CONFIG).exists():  # an interrupted run is reported, too, but hides none that was finished
+    if not (folder / _CONFIG).exists():  # report interrupted runs, too, but do not hide finished ones
         files.write_json(folder / _CONFIG, config)
     for part in _parts(name).values():
         runs.measure(part)
@@ -121,7 +121,11 @@ def run(
 
 
 def report(out: str | os.PathLike[str]) -> list[Outcome]:
-    """What came out of all experiments that were run in a folder, as far as they were; also written to `report.md`."""
+    """Reports all experiments of a folder, as far as they were run, and writes them to `report.md`.
+
+    Args:
+      out: the output folder of `run`.
+    """
     folder = pathlib.Path(out)
     configs = {name: folder / name / _CONFIG for name in EXPERIMENTS if (folder / name / _CONFIG).exists()}
     if not configs:
@@ -145,7 +149,7 @@ def _parts(name: str) -> dict[str, Any]:
 
 
 def _outcome(name: str, runs: Runs) -> Outcome:
-    """Judges and draws what is there."""
+    """Judges and draws what was measured."""
     experiment, folder = EXPERIMENTS[name], runs.out / name
     found = {label: runs.found(part) for label, part in _parts(name).items()}
     measured = {label: value for label, value in found.items() if value is not None}
@@ -169,7 +173,7 @@ def _curve(result: Result) -> Curve:
 
 
 def _write_summary(path: pathlib.Path, results: Mapping[str, Result]) -> None:
-    """One row for every curve, seed and evaluation."""
+    """Writes one row per curve, seed and evaluation."""
     text = io.StringIO(newline="")
     rows = csv.writer(text)
     rows.writerow(["curve", "seed", "epoch", "mean", "min", "max", "consensus_distance"])

@@ -1,4 +1,4 @@
-"""Runs in a folder: what is finished is not run again, what was interrupted goes on where it stopped."""
+"""Runs in a folder. Finished runs are reused, interrupted runs continue where they stopped."""
 
 import dataclasses
 import json
@@ -23,15 +23,15 @@ class Scale(NamedTuple):
     """How long to train, and what to evaluate."""
 
     epochs: Mapping[str, int]  # by task
-    eval_every: int | None = None  # epochs; None: 1, and 5 on more than 100 nodes
+    eval_every: int | None = None  # epochs; None: 1, or 5 with more than 100 nodes
     eval_nodes: int | None = None  # None: all
-    eval_examples: Mapping[str, int] | None = None  # by task; all test examples of those that are not named
-    experiments: int = 100  # in which Greedy Swap is watched
+    eval_examples: Mapping[str, int] | None = None  # by task; other tasks use all test examples
+    experiments: int = 100  # runs of Greedy Swap in a `SkewStudy`
 
 
 SCALES = {
     "full": Scale({"mnist": 100, "cifar10": 100}),
-    # Long enough for every claim but those of epoch 100; evaluating a network on all examples would take longer still.
+    # Long enough for every claim but those of epoch 100. Evaluating GN-LeNet on all examples would take longer still.
     "quick": Scale(
         {"mnist": 20, "cifar10": 10}, eval_every=2, eval_nodes=100, eval_examples={"cifar10": 1000}, experiments=10
     ),
@@ -39,18 +39,18 @@ SCALES = {
 
 
 class SkewStudy(NamedTuple):
-    """How the mean skew of the cliques of 100 nodes falls with the steps of Greedy Swap, in many experiments."""
+    """The mean skew of the cliques of 100 nodes over the steps of Greedy Swap, in many experiments."""
 
     task: str
 
     @property
     def name(self) -> str:
-        """What tells this study from all else, fit for a file."""
+        """A unique name that is fit for a file."""
         return f"skew-{self.task}"
 
 
 class Runs:
-    """The runs of a scale and some seeds in a folder."""
+    """The runs of one scale and some seeds in a folder; `run` explains the arguments."""
 
     def __init__(
         self,
@@ -77,18 +77,18 @@ class Runs:
                 _checks.integer(name, count, 1)
 
     def dataset(self, task: str) -> Dataset:
-        """A data set by the name of its task, loaded once."""
+        """Loads the data set of a task, once."""
         if task not in self._datasets:
             self._datasets[task] = TASKS[task].load()
         return self._datasets[task]
 
     def folder(self, part: Setting | SkewStudy) -> pathlib.Path:
-        """Where a part is kept; parts that differ in anything are kept apart."""
+        """The folder of a part. Parts that differ in anything have different folders."""
         wanted = self.wanted(part)
         return self.out / "runs" / f"{part.name}-{_arrays.checksum(json.dumps(wanted, sort_keys=True).encode())[:8]}"
 
     def wanted(self, part: Setting | SkewStudy) -> dict[str, Any]:
-        """All that determines a part, as plain values."""
+        """Everything that determines a part, as plain values."""
         if isinstance(part, SkewStudy):
             return {**part._asdict(), "experiments": self.scale.experiments}
         length = {"epochs": self.scale.epochs[part.task], "eval_every": self._eval_every(part)}
@@ -104,7 +104,7 @@ class Runs:
         }
 
     def found(self, part: Setting | SkewStudy) -> Any:
-        """What was measured, as far as it was run: a `Result` of a setting, skews `[experiments, steps]`, or None."""
+        """Loads what was measured: a `Result` of a setting, skews `[experiments, steps]` of a study, or None."""
         path = self.folder(part) / "measured.npz"
         if not path.exists():
             return None
@@ -112,11 +112,11 @@ class Runs:
             return Result.load(path)
         try:
             return files.read_arrays(path)["skew"]
-        except Exception as error:  # whatever NumPy and zipfile raise for files that are not theirs
+        except Exception as error:  # NumPy and zipfile raise many errors for other files
             raise ValueError(f"{path} is corrupt ({error}): remove it to measure again") from error
 
     def measure(self, part: Setting | SkewStudy) -> Any:
-        """What was measured, run now where that has not been done."""
+        """Returns what was measured. Runs the part if that is not done."""
         found = self.found(part)
         if isinstance(part, SkewStudy):
             return self._study(part) if found is None else found
@@ -128,11 +128,11 @@ class Runs:
             if found.history.epoch[-1] >= last:
                 return found
         if (folder / "checkpoint").exists() and not self.resume:
-            raise ValueError(f"an unfinished run lies in {folder}: go on with --resume, or choose another --out")
+            raise ValueError(f"{folder} holds an unfinished run: continue it with --resume, or choose another --out")
         return self._train(part, last, 0.0 if found is None else found.provenance["seconds"])
 
     def _check_origin(self, found: Result, setting: Setting, folder: pathlib.Path) -> None:
-        """Raises a `ValueError` for results of other data or of another version."""
+        """Raises a `ValueError` if results come from other data or another version."""
         ours = {"dataset_checksum": self.dataset(setting.task).checksum, "version": versions()["dcliques_jax"]}
         theirs = {**found.provenance, "version": found.provenance["versions"]["dcliques_jax"]}
         for name, value in ours.items():
@@ -156,13 +156,13 @@ class Runs:
         return np.stack(skews)
 
     def _train(self, setting: Setting, last: int, seconds_before: float) -> Result:
-        """Trains up to an epoch; seeds share one program."""
+        """Trains up to an epoch. All seeds share one program."""
         dataset, wanted, folder = self.dataset(setting.task), self.wanted(setting), self.folder(setting)
         data = [setting.data(dataset, seed) for seed in self.seeds]
         graphs = [setting.graph(d.label_distribution, seed) for d, seed in zip(data, self.seeds, strict=True)]
         model = TASKS[setting.task].model(dataset.num_classes)
         trained = {"model": model, "algorithm": setting.algorithm(), "batch_size": wanted["batch_size"]}
-        trained["on_nonfinite"] = "warn"  # what diverges is a result, too
+        trained["on_nonfinite"] = "warn"  # divergence is a result, too
         started = time.monotonic()
         result = simulate(
             graphs,
@@ -175,16 +175,16 @@ class Runs:
             checkpoint_dir=folder / "checkpoint",
             progress=self.progress,
         )
-        if result.interrupted:  # Ctrl-C ends all that was to follow, too; the checkpoint goes on from here
+        if result.interrupted:  # Ctrl-C ends the following runs, too; the checkpoint stays
             raise KeyboardInterrupt
         finished = result.history.epoch[-1] >= wanted["epochs"]
         if finished:
-            # On all test examples, whatever was evaluated on the way; seeds first.
+            # Evaluate the last models on all test examples. Seeds are the first axis.
             final = prepare(graphs, data, **trained, init=result.state, seeds=self.seeds).evaluate()
             measured = {name: getattr(final, name) for name in ("accuracy", "mean_model_accuracy", "nodes_right")}
             files.write_arrays(folder / "final.npz", measured)
         seconds = seconds_before + time.monotonic() - started
-        # Models are in the checkpoint while they are needed; of a finished run only what was measured is kept.
+        # The checkpoint keeps the models of an unfinished run. Of a finished run only measurements are kept.
         kept = dataclasses.replace(
             result, params={}, provenance=result.provenance | {"setting": setting.name, "seconds": round(seconds, 1)}
         )

@@ -1,4 +1,4 @@
-"""What is run for one curve of a figure: a data set, its partition, a topology and an algorithm."""
+"""The setting of one curve of a figure: a data set, its partition, a topology and an algorithm."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,13 +16,13 @@ CLIQUE_SIZE = 10
 
 
 class Task(NamedTuple):
-    """A data set, and what the paper trains on it."""
+    """A data set and the training settings of the paper."""
 
     title: str
     load: Callable[[], Dataset]
-    model: Callable[[int], Any]  # of the number of classes
+    model: Callable[[int], Any]  # from the number of classes
     learning_rate: float
-    batch_size: int  # of each of 100 nodes
+    batch_size: int  # per node, for 100 nodes
 
 
 TASKS = {
@@ -32,21 +32,21 @@ TASKS = {
 
 
 class Setting(NamedTuple):
-    """One curve. The defaults are those of most of the paper's: D-Cliques of 100 nodes with two shards each."""
+    """One curve. The defaults are those of most of the paper: D-Cliques of 100 nodes with two shards each."""
 
     task: str  # "mnist" or "cifar10"
     topology: str = "d_cliques"  # or "ring", "grid", "fully_connected", "random_regular", "diverse_random"
     partition: str = "shards"  # or "iid", and with balanced classes "one_class" and "balanced_iid"
     num_nodes: int = 100
-    inter: str = "fully_connected"  # how cliques are wired
-    greedy_swap: bool = True  # or random cliques
-    removed_edges: int = 0  # in every clique
+    inter: str = "fully_connected"  # wiring between cliques
+    greedy_swap: bool = True  # False: random cliques
+    removed_edges: int = 0  # per clique
     averaging: bool = False  # of gradients: Clique Averaging, or over diverse neighbours
     momentum: float = 0.0
 
     @property
     def name(self) -> str:
-        """What tells this setting from all others, fit for a file."""
+        """A unique name that is fit for a file."""
         graph = [self.topology]
         if self.topology == "d_cliques":
             graph += [self.inter, *(["random-cliques"] * (not self.greedy_swap))]
@@ -57,24 +57,24 @@ class Setting(NamedTuple):
 
     @property
     def batch_size(self) -> int:
-        """The more nodes, the smaller the batch of each: an epoch has the same number of rounds."""
+        """Batch size per node. It shrinks with the number of nodes, so that epochs have the same number of rounds."""
         return max(1, round(TASKS[self.task].batch_size * 100 / self.num_nodes))
 
     def algorithm(self) -> Algorithm:
-        """D-SGD as the setting wants it."""
+        """Builds D-SGD for this setting."""
         optimizer = optax.sgd(TASKS[self.task].learning_rate, momentum=self.momentum or None)
         return algorithms.dsgd(optimizer, clique_averaging=self.averaging)
 
     def data(self, dataset: Dataset, seed: int) -> PartitionedDataset:
-        """Which node holds what.
+        """Partitions a data set.
 
         >>> Setting("mnist", partition="one_class", num_nodes=20).data(datasets.synthetic(), 0)
-        PartitionedDataset('synthetic', num_nodes=20, 50 examples a node)
+        PartitionedDataset('synthetic', num_nodes=20, 50 examples per node)
         """
         return PARTITIONS[self.partition](dataset, self.num_nodes, seed)
 
     def graph(self, label_distribution: np.ndarray, seed: int) -> Topology:
-        """Who talks to whom.
+        """Builds the topology for a label distribution `[nodes, classes]`.
 
         >>> p = np.full((100, 10), 0.1)
         >>> Setting("mnist", inter="ring", removed_edges=5).graph(p, seed=0)
@@ -87,19 +87,19 @@ class Setting(NamedTuple):
 
 
 def _balanced_iid(dataset: Dataset, num_nodes: int, seed: int) -> PartitionedDataset:
-    """The examples of `one_class`, dealt out at random."""
+    """Deals the examples of `one_class` out at random."""
     balanced = partitions.one_class(dataset, dataset.num_classes, seed=seed).indices.ravel()
     return partitions.from_indices(dataset, np.array_split(_random.generator(seed).permutation(balanced), num_nodes))
 
 
 def _grid(num_nodes: int, seed: int) -> Topology:
-    """As square as the number of nodes allows."""
+    """Makes a grid that is as square as the number of nodes allows."""
     rows = max(rows for rows in range(1, int(num_nodes**0.5) + 1) if num_nodes % rows == 0)
     return topologies.grid(rows, num_nodes // rows, seed=seed)
 
 
 def _d_cliques(setting: Setting, label_distribution: np.ndarray, seed: int) -> Topology:
-    """With cliques by Greedy Swap, or at random; of nodes of one class each with ideal ones, as in appendix C."""
+    """Uses Greedy Swap or random cliques. For nodes of one class, uses ideal cliques as in appendix C."""
     if setting.partition == "one_class" and setting.greedy_swap:
         ids = cliques.ideal_cliques(label_distribution, seed=seed)
         return topologies.d_cliques(label_distribution, inter=setting.inter, cliques=ids, seed=seed)
