@@ -16,11 +16,11 @@ LAYERS = """
     _checks _arrays _html _random
     _store.files
     _sources.tfds _sources.published
-    datasets partitions cliques wirings topologies
+    datasets partitions cliques wirings _edges topologies
     _engine.xla _engine.chunks
     _mixing.forms _mixing.spectrum mixing
     _mesh.placement _mesh.transfer _mesh.halos
-    reports layers models algorithms metrics results plotting
+    reports layers models algorithms metrics results _style _positions plotting
     _mesh.guards
     _engine.sampling _engine.interrupts _engine.losses _engine.cache_key
     _engine.plan _engine.program _engine.layout _engine.memory _engine.fit _engine.state

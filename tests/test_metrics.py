@@ -1,5 +1,7 @@
 """What is measured: metrics of one's own, of the mean model, of classes, and on which examples."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -388,3 +390,19 @@ def test_validation_examples_are_asked_for_where_there_are_none():
 def test_models_are_evaluated_on_nothing_else():
     with pytest.raises(ValueError, match="evaluate_on='train' is unknown: choose one of test, validation"):
         prepare(CLIQUES, DATA, evaluate_on="train")
+
+
+def test_a_checkpoint_of_another_function_by_the_same_name_is_refused(tmp_path):
+    scale = types.SimpleNamespace(value=1.0)
+
+    def scaled(params, inputs, labels):
+        return scale.value * inputs.mean()
+
+    run({"scaled": scaled}, rounds=1, checkpoint_dir=tmp_path)
+    scale.value = 2.0
+    with pytest.raises(ValueError, match="holds checkpoints of another run: metric_checksums was"):
+        run({"scaled": scaled}, rounds=1, extend=1, checkpoint_dir=tmp_path)
+    scale.value = 1.0
+    with pytest.raises(ValueError, match="holds checkpoints of another run: metric_checksums was"):
+        run({"scaled": metrics.whole(scaled)}, rounds=1, extend=1, checkpoint_dir=tmp_path)
+    run({"scaled": scaled}, rounds=1, extend=1, checkpoint_dir=tmp_path)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 
 from dcliques_jax import _checks, metrics
-from dcliques_jax._engine import interrupts, layout, loop
+from dcliques_jax._engine import fit, interrupts, layout, loop
 from dcliques_jax._engine.plan import Schedule, make_schedule
 from dcliques_jax._engine.setup import Setup, make_setup
 from dcliques_jax._engine.simulation import Simulation
@@ -101,25 +102,10 @@ def simulate(
     >>> simulate(topologies.ring(10), data, epochs=2, seeds=[0, 1, 2], progress=False).history.accuracy.shape
     (3, 3, 10)
     """
+    arguments = locals()
     if on_evaluation is not None and not callable(on_evaluation):
         raise ValueError(f"on_evaluation={on_evaluation!r} is not a function: pass one that takes a Record")
-    setup = make_setup(
-        topology,
-        dataset,
-        model=model,
-        algorithm=algorithm,
-        loss_fn=loss_fn,
-        batch_size=batch_size,
-        init=init,
-        eval_nodes=eval_nodes,
-        eval_examples=eval_examples,
-        evaluate_on=evaluate_on,
-        metrics=metrics,
-        on_nonfinite=on_nonfinite,
-        seed=seed,
-        seeds=seeds,
-        mesh=mesh,
-    )
+    setup = make_setup(**{name: arguments[name] for name in inspect.signature(prepare).parameters})
     first = int(np.max(init.round)) if isinstance(init, State) else 0
     lengths: dict[str, Any] = {"epochs": epochs, "rounds": rounds, "extend": extend, "eval_every": eval_every}
     schedule = make_schedule(setup.plan, first, **lengths)
@@ -167,23 +153,7 @@ def prepare(
     >>> simulation.round, simulation.evaluate().accuracy.shape
     (3, (10,))
     """
-    return make_setup(
-        topology,
-        dataset,
-        model=model,
-        algorithm=algorithm,
-        loss_fn=loss_fn,
-        batch_size=batch_size,
-        init=init,
-        eval_nodes=eval_nodes,
-        eval_examples=eval_examples,
-        evaluate_on=evaluate_on,
-        metrics=metrics,
-        on_nonfinite=on_nonfinite,
-        seed=seed,
-        seeds=seeds,
-        mesh=mesh,
-    ).simulation()
+    return make_setup(**locals()).simulation()
 
 
 def _by_turns(
@@ -211,6 +181,7 @@ def _identity(setup: Setup, schedule: Schedule, simulation: Simulation, part: sl
     """What a checkpoint of some of the runs is recognised by."""
     runs, plan = setup.runs[part], setup.plan
     about = provenance(runs, plan, schedule, setup.recipe, simulation.checksum)
+    about["metric_checksums"] = fit.metric_checksums(runs[0], plan, setup.recipe, setup.one_node)
     return identity(about, runs, plan, setup.networks[part], simulation.starts)
 
 

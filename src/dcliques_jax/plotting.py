@@ -31,6 +31,7 @@ __all__ = [
     "plot_consensus",
     "plot_loss",
     "plot_partition",
+    "plot_per_class",
     "plot_skew",
     "plot_topology",
     "save",
@@ -206,7 +207,7 @@ def plot_per_class(result: Result, name: str = "per_class_accuracy", *, ax: Any 
     image = ax.imshow(100 * values, aspect="auto", vmin=0, vmax=100, cmap="viridis", interpolation="none")
     if ids is not None:
         gaps = np.flatnonzero(np.diff(ids[nodes])) + 0.5
-        ax.hlines(gaps, -0.5, values.shape[1] - 0.5, colors=[ax.get_facecolor()], linewidths=_line_width())
+        ax.hlines(gaps, -0.5, values.shape[1] - 0.5, colors=[ax.get_facecolor()], linewidths=_style.line_width())
     ax.set(xlabel="class", ylabel="node" if ids is None else "node, clique by clique")
     ax.locator_params(integer=True)
     ax.yaxis.set_major_formatter(

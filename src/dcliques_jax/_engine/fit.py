@@ -1,6 +1,7 @@
 """Do the pieces of a run fit together? Found by tracing them; nothing is compiled."""
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dcliques_jax import _checks, mixing
+from dcliques_jax._arrays import checksum
+from dcliques_jax._engine import cache_key
 from dcliques_jax._engine.plan import Plan, Recipe, Run, evaluation_set
 from dcliques_jax._mesh.transfer import is_key
 from dcliques_jax.algorithms import Algorithm, Network, Round
@@ -153,6 +156,17 @@ def _check_metrics(run: Run, plan: Plan, recipe: Recipe, params: Any) -> None:
             raise ValueError(f"metrics[{name!r}] returns {found}: it must return one array, for one node")
         if any(jnp.issubdtype(part.dtype, jnp.complexfloating) or is_key(part) for part in parts):
             raise ValueError(f"metrics[{name!r}] returns {parts[0].dtype}: it must return real numbers")
+
+
+def metric_checksums(run: Run, plan: Plan, recipe: Recipe, params: Any) -> dict[str, str]:
+    """Checksums of what metrics compute, by their names, for one node with parameters of these shapes."""
+    inputs, labels = evaluation_set(run.data.dataset, plan.evaluate_on)
+    with cache_key.fresh_traces():
+        texts = {
+            name: jax.jit(functools.partial(metric.fn)).lower(params, inputs[:2], labels[:2]).as_text()
+            for name, metric in recipe.metrics.items()
+        }
+    return {name: checksum(text.encode(), repr(recipe.metrics[name][1:]).encode()) for name, text in texts.items()}
 
 
 def _check_step(algorithm: Algorithm, params: Any, state: Any, network: Network) -> None:

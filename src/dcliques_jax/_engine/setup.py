@@ -23,6 +23,7 @@ class Setup(NamedTuple):
     plan: Plan
     recipe: Recipe
     networks: list[Network]  # one for each run
+    one_node: Any  # shapes of the parameters of one node
     needed: memory.Forecast  # of one run
     mesh: Mesh | None
     one_run: bool  # whether the user knows of no axis of runs
@@ -91,7 +92,7 @@ def make_setup(
     params, state = found[0]
     needed = memory.forecast(runs[widest], params, state, networks[widest])
     memory.check(runs[0], needed, mesh)
-    return Setup(runs, plan, recipe, networks, needed, mesh, seeds is None, on_nonfinite)
+    return Setup(runs, plan, recipe, networks, params, needed, mesh, seeds is None, on_nonfinite)
 
 
 def _check_seeds(init: Any, num_runs: int) -> None:
