@@ -20,7 +20,7 @@ LAYERS = """
     _engine.xla _engine.chunks
     _mixing.forms _mixing.spectrum mixing
     _mesh.placement _mesh.transfer _mesh.halos
-    reports layers models algorithms metrics results _style _positions plotting
+    reports layers models algorithms metrics results _plotting.style _plotting.positions plotting
     _mesh.guards
     _engine.sampling _engine.interrupts _engine.losses _engine.cache_key
     _engine.plan _engine.program _engine.layout _engine.memory _engine.fit _engine.state

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dcliques_jax import _checks, _positions, _style, cliques
-from dcliques_jax._style import CLASS_COLOURS, COLOURS, LINE_STYLES, place_legend, save, style
+from dcliques_jax import _checks, cliques
+from dcliques_jax._plotting import positions as positions_lib
+from dcliques_jax._plotting import style as style_lib
+from dcliques_jax._plotting.style import CLASS_COLOURS, COLOURS, LINE_STYLES, place_legend, save, style
 from dcliques_jax.partitions import PartitionedDataset
 from dcliques_jax.results import Result
 from dcliques_jax.topologies import Topology
@@ -74,7 +76,7 @@ def plot_topology(topology: Topology, label_distribution: npt.ArrayLike | None =
     if len(edges) > _MOST_EDGES:
         title += f", {_MOST_EDGES:,} of {len(edges):,} edges"
         edges = edges[np.random.default_rng(0).choice(len(edges), _MOST_EDGES, replace=False)]
-    positions, room = _positions.node_positions(topology)
+    positions, room = positions_lib.node_positions(topology)
     radius = min(room, 0.1)
     ax = _axes(ax, 5 / 6)
     ink = ax.xaxis.label.get_color()
@@ -151,7 +153,7 @@ def plot_consensus(results: Mapping[str, Result], *, ax: Any = None) -> Any:
         apart = (distance > 0).any(axis=0)
         _curve(ax, history.epoch, np.where(apart, distance, np.nan), look, label)
         if not apart.all():
-            below = {"transform": ax.get_xaxis_transform(), "clip_on": False, "label": f"_{_style.ZERO}"}
+            below = {"transform": ax.get_xaxis_transform(), "clip_on": False, "label": f"_{style_lib.ZERO}"}
             ax.plot(history.epoch[~apart], np.zeros((~apart).sum()), "v", color=look.colour, **below)
     ax.set_yscale("log")
     return _finish(ax, "epochs", "consensus distance", new)
@@ -207,7 +209,7 @@ def plot_per_class(result: Result, name: str = "per_class_accuracy", *, ax: Any 
     image = ax.imshow(100 * values, aspect="auto", vmin=0, vmax=100, cmap="viridis", interpolation="none")
     if ids is not None:
         gaps = np.flatnonzero(np.diff(ids[nodes])) + 0.5
-        ax.hlines(gaps, -0.5, values.shape[1] - 0.5, colors=[ax.get_facecolor()], linewidths=_style.line_width())
+        ax.hlines(gaps, -0.5, values.shape[1] - 0.5, colors=[ax.get_facecolor()], linewidths=style_lib.line_width())
     ax.set(xlabel="class", ylabel="node" if ids is None else "node, clique by clique")
     ax.locator_params(integer=True)
     ax.yaxis.set_major_formatter(
@@ -237,7 +239,7 @@ def plot_skew(
     bins = np.linspace(0, max(0.1, *(values.max() for values in skews.values())), 31)
     for label, values, look in _looks(skews, ax):
         percent = np.full(len(values), 100 / len(values))
-        edge = {"edgecolor": look.colour, "linestyle": look.style, "linewidth": _style.line_width()}
+        edge = {"edgecolor": look.colour, "linestyle": look.style, "linewidth": style_lib.line_width()}
         ax.hist(values, bins, weights=percent, label=label, histtype="stepfilled", facecolor=(look.colour, 0.4), **edge)
     return _finish(ax, "skew of a clique", "cliques (%)", new)
 
@@ -288,7 +290,7 @@ def _plot_nodes(results: Mapping[str, Result], field: str, scale: float, ylabel:
         time, values = getattr(result.history, x), scale * _by_seed(getattr(result.history, field))
         _curve(ax, time, values.mean(axis=2), look, label)
         for extreme in (values.min(axis=2), values.max(axis=2)):
-            thin = {"linewidth": _style.THIN * _style.line_width(), "label": f"_{_style.EXTREMES}"}
+            thin = {"linewidth": style_lib.THIN * style_lib.line_width(), "label": f"_{style_lib.EXTREMES}"}
             ax.plot(time, extreme.mean(axis=0), color=look.colour, linestyle=look.style, **thin)
     return _finish(ax, f"{x}s", ylabel, new)
 
@@ -297,7 +299,7 @@ def _curve(ax: Any, x: np.ndarray, values: np.ndarray, look: _Look, label: str) 
     """Draws the mean of values [seeds, t] over seeds, and a band from the lowest to the highest."""
     ax.plot(x, values.mean(axis=0), color=look.colour, linestyle=look.style, label=label)
     if len(values) > 1:
-        band = {"alpha": 0.3, "linewidth": 0, "label": f"_{_style.SEEDS}"}
+        band = {"alpha": 0.3, "linewidth": 0, "label": f"_{style_lib.SEEDS}"}
         ax.fill_between(x, values.min(axis=0), values.max(axis=0), color=look.colour, **band)
 
 
