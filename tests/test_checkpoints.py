@@ -103,7 +103,7 @@ def test_extending_a_run_gives_the_longer_one(tmp_path):
     extended = run(epochs=2, extend=2, checkpoint_dir=tmp_path)
     assert_same(extended, run())
     assert_same(run(epochs=2, extend=2, checkpoint_dir=tmp_path), extended)
-    with pytest.raises(ValueError, match=r"further than .* pass extend=2"):
+    with pytest.raises(ValueError, match=r"past the requested .* pass extend=2"):
         run(epochs=2, checkpoint_dir=tmp_path)
     assert run(epochs=None, rounds=3, extend=2, eval_every=2).history.round.tolist() == [0, 2, 3, 4, 5]
 
@@ -274,7 +274,7 @@ def copied(finished, tmp_path):
 def test_a_run_goes_on_from_the_checkpoint_before_a_corrupt_one(copied):
     last, before = (copied / "from_run_0" / f"round_{number}.npz" for number in (16, 12))
     spoil(last)
-    with pytest.warns(RuntimeWarning, match=rf"{last} is corrupt .* goes on from the one before, {before}"):
+    with pytest.warns(RuntimeWarning, match=rf"{last} is corrupt .* continues from {before}"):
         assert_same(run(checkpoint_dir=copied), run())
     assert_same(run(checkpoint_dir=copied), run())  # it has been written again
     before.write_bytes(b"")
@@ -400,7 +400,8 @@ def test_a_run_outlives_a_disk_that_takes_no_more(number, tmp_path, monkeypatch)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.warns(RuntimeWarning, match=rf"{tmp_path}.*{os.strerror(number)}.* of round 4 stays") as caught:
+        told = rf"{tmp_path}.*{os.strerror(number)}.*: the run continues, and the last checkpoint is of round 4"
+        with pytest.warns(RuntimeWarning, match=told) as caught:
             result = run(checkpoint_dir=tmp_path)
     assert caught[0].filename == __file__
     assert_same(result, run())
@@ -422,7 +423,7 @@ def test_a_really_full_disk(tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path)]
     told = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["16"]
-    assert "RuntimeWarning: no checkpoint of round 16 could be saved" in told.stderr
+    assert "RuntimeWarning: could not save a checkpoint of round 16" in told.stderr
     assert "Traceback" not in told.stderr
     assert {path.name for path in (tmp_path / "from_run_0").iterdir()} == before
 
@@ -442,7 +443,7 @@ def test_two_processes_do_not_share_a_folder(tmp_path):
         while not names_of(folder):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        told = rf"in use by process {process.pid} on {socket.gethostname()}: wait for its end, or pass another folder"
+        told = rf"in use by process {process.pid} on {socket.gethostname()}: wait until it ends, or pass another folder"
         with pytest.raises(ValueError, match=told):
             run(epochs=100_000, checkpoint_dir=folder)
     finally:

@@ -77,7 +77,7 @@ def test_the_result_so_far_is_returned(pressed_after, tmp_path):
 def test_the_checkpoint_goes_on_to_the_same_bits(after, pressed_after, tmp_path, monkeypatch):
     with monkeypatch.context():
         pressed_after(after)
-        with pytest.warns(RuntimeWarning, match="the same call goes on from"):
+        with pytest.warns(RuntimeWarning, match="repeat the call to continue from"):
             stopped = run(checkpoint_dir=tmp_path)
     assert int(stopped.state.round) == after
     monkeypatch.undo()

@@ -54,7 +54,7 @@ def test_nothing_is_as_large_as_all_pairs_of_nodes():
 
 def test_a_run_that_cannot_fit_is_refused_with_what_would(monkeypatch):
     monkeypatch.setattr(memory, "available", lambda mesh: 10_000_000)
-    message = r"200 nodes take \d+\.\d GB .* models, .* about (\d+) nodes of this model would fit"
+    message = r"200 nodes need \d+\.\d GB .* models, .* about (\d+) nodes of this model would fit"
     with pytest.raises(ValueError, match=message) as error:
         simulate(CLIQUES, SHARDS, epochs=1)
 

@@ -285,7 +285,7 @@ def test_names_that_are_taken_are_refused(name):
 
 @pytest.mark.parametrize("name", ["a/b", "", 3])
 def test_names_that_files_cannot_hold_are_refused(name):
-    with pytest.raises(ValueError, match="metrics are named by strings without '/'"):
+    with pytest.raises(ValueError, match="names of metrics must be strings without '/'"):
         prepare(CLIQUES, DATA, metrics={name: brier})
 
 

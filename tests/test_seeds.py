@@ -158,5 +158,5 @@ def test_the_order_of_examples_is_that_of_the_single_run():
 
 def test_seeds_of_other_numbers_of_nodes_are_refused():
     graphs, data = [topologies.ring(20), topologies.ring(10)], [partitions.iid(DATA, 20), partitions.iid(DATA, 10)]
-    with pytest.raises(ValueError, match="is split over 10 nodes, that of seed 0 over 20: pass as many nodes"):
+    with pytest.raises(ValueError, match="is split over 10 nodes, that of seed 0 over 20: use as many nodes"):
         simulate(graphs, data, seeds=[0, 1], progress=False)

@@ -498,7 +498,7 @@ def test_nodes_and_evaluations_may_be_listed():
         ({"loss_fn": lambda logits, labels: labels}, r"loss_fn returns int32 losses: they must be real numbers"),
         ({"algorithm": algorithms.Algorithm(None, None, None)}, r"algorithm.network=None is not a function: pass"),
         ({"checkpoint_dir": 3}, r"checkpoint_dir=3 must be the path of a folder"),
-        ({"loss_fn": None}, r"loss_fn=None is not a function: leave it out for cross-entropy"),
+        ({"loss_fn": None}, r"loss_fn=None is not a function: omit it for cross-entropy"),
     ],
 )
 def test_wrong_lists_and_functions_are_refused(arguments, message):

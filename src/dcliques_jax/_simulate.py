@@ -1,4 +1,4 @@
-"""The entry functions: `simulate`, and `prepare` below it."""
+"""The entry functions `simulate` and `prepare`."""
 
 import dataclasses
 import functools
@@ -49,50 +49,52 @@ def simulate(
     mesh: jax.sharding.Mesh | None = None,
     progress: bool = True,
 ) -> Result:
-    """Trains one model on every node of a topology and evaluates them all.
+    """Trains one model per node of a topology and evaluates the models.
 
     A run is a pure function of its arguments: the same arguments give the same bits on the same kind of device.
 
-    Ctrl-C stops a run within a second or two, or after the round, evaluation or compilation that takes longer: the
-    checkpoint is saved if there is a folder, and the result so far is returned with a warning and `interrupted` set.
-    Pressed again it raises `KeyboardInterrupt` at once.
+    Ctrl-C stops a run within a second or two, or, if that takes longer, after the current round, evaluation or
+    compilation. The run saves a checkpoint if `checkpoint_dir` is set, and returns the result so far with a warning and
+    `interrupted` set. A second Ctrl-C raises `KeyboardInterrupt` immediately.
 
     Args:
-      topology: who talks to whom.
-      dataset: which node holds what, from `partitions`. A plain `Dataset` is split IID over the nodes.
-      model: a flax module or a pair of functions `(init, apply)`; `models.logistic_regression` by default.
-      algorithm: one round; `algorithms.dsgd()` by default, with learning rate 0.1 and, where the topology has cliques,
-        Clique Averaging.
-      loss_fn: what is minimised: a function of the logits `[batch, classes]` and labels `[batch]` of a batch that
-        returns the loss of each example, `[batch]`; cross-entropy by default.
-      epochs: how long to train; 10 epochs by default. An epoch is one pass over the examples of every node.
-      rounds: how long to train, counted in rounds instead.
-      batch_size: examples that a node takes in a round. By default the share of the paper's MNIST runs, 128 of 500. If
-        nodes differ in size it is that of the largest; the others take proportionally less.
-      init: `"shared"` (all nodes start from one random model), `"averaged"` (all start from the mean of as many random
-        models as there are nodes), `"independent"` (each starts from its own); or one node's parameters as a pytree, or
-        the stacked parameters of all nodes; or the `state` of a `Result`, which goes on with its rounds and random
-        streams, also on another topology of as many nodes. `epochs` and `rounds` then count what is trained further.
-      eval_every: epochs between evaluations, or rounds if `rounds` is given; or a list of the epochs (rounds) after
-        which to evaluate. Start and end are always evaluated.
-      eval_nodes: evaluate that many nodes only, drawn once by the seed; or a list of the nodes to evaluate.
-      eval_examples: evaluate on that many examples only, drawn once by the seed.
-      evaluate_on: `"test"` examples, or those for `"validation"` where the data set has them.
-      metrics: what else to measure, by name: functions `(params, inputs, labels)` of one node's model, see `metrics`.
-        The results are in `history.extra`.
-      on_nonfinite: what to do when a loss or a parameter is infinite or NaN: `"raise"` an error or `"warn"` once.
-      on_evaluation: called with a `results.Record` after every evaluation, and of a run that goes on with those before,
-        too; the run ends where it returns `True`. If not all seeds fit into memory, the first ones decide.
-      checkpoint_dir: a folder to save all that is needed to go on into, at evaluations, but so seldom that it takes at
-        most a twentieth of the time. Called again with the same arguments, the run goes on from there and ends with
-        the same bits as if it had never stopped.
-      extend: train that many epochs longer (rounds if `rounds` is given): what a finished checkpoint is continued with.
-      seed: of the initial models, the order of examples and the subsets for evaluation.
-      seeds: run once for every seed, all at once if memory allows. All that is measured then has the seeds on its first
-        axis. `topology` and `dataset` may be lists of as many nodes, one for each seed. Where partitions differ in the
-        size of their largest node, `batch_size` is that of the largest of all.
-      mesh: devices to share the nodes out over, `jax.make_mesh((k,), ("nodes",))`; whole cliques stay on one device.
-      progress: whether to show a progress bar, if there is a terminal or a notebook to show it in.
+      topology: the graph of nodes that exchange models.
+      dataset: the examples of each node, from `partitions`. A plain `Dataset` is split IID over the nodes.
+      model: a flax module or a pair of functions `(init, apply)`. Default: `models.logistic_regression`.
+      algorithm: what happens in a round. Default: `algorithms.dsgd()`, with learning rate 0.1 and, if the topology has
+        cliques, Clique Averaging.
+      loss_fn: the loss to minimise, a function of the logits `[batch, classes]` and labels `[batch]` that returns one
+        loss per example, `[batch]`. Default: cross-entropy.
+      epochs: number of epochs to train. An epoch is one pass of every node over its examples. Default: 10.
+      rounds: number of rounds to train. Pass either `epochs` or `rounds`, not both.
+      batch_size: number of examples per node and round. If nodes differ in size, the largest node takes `batch_size`
+        examples and the others proportionally fewer. Default: 128 / 500 of the largest node, as in the paper's MNIST
+        runs.
+      init: the initial models: `"shared"` (all nodes start from one random model), `"averaged"` (all nodes start from
+        the mean of one random model per node) or `"independent"` (each node starts from its own random model); the
+        parameters of one node as a pytree; the stacked parameters of all nodes; or the `state` of a `Result`. A state
+        continues its run and random streams, also on another topology with the same number of nodes; `epochs` and
+        `rounds` then count the additional training.
+      eval_every: number of epochs (rounds, if `rounds` is given) between evaluations, or a list of the epochs (rounds)
+        after which to evaluate. The start and the end are always evaluated.
+      eval_nodes: number of nodes to evaluate, drawn once from the seed, or a list of nodes. Default: all.
+      eval_examples: number of examples to evaluate on, drawn once from the seed. Default: all.
+      evaluate_on: `"test"`, or `"validation"` if the data set has validation examples.
+      metrics: additional metrics by name: functions `(params, inputs, labels)` of one node's model, see the module
+        `metrics`. `history.extra` holds their values.
+      on_nonfinite: what to do if a loss or a parameter is infinite or NaN: `"raise"` an error or `"warn"` once.
+      on_evaluation: function that is called with a `results.Record` after every evaluation. The run stops if it returns
+        `True`. A run that resumes from a checkpoint first repeats the calls for the earlier evaluations. If the seeds
+        do not fit into memory together, only the first group of seeds can stop the run.
+      checkpoint_dir: folder for checkpoints. A run saves at evaluations, and spends at most a twentieth of its time on
+        it. The same call resumes from the last checkpoint and ends with the same bits as an uninterrupted run.
+      extend: number of additional epochs (rounds, if `rounds` is given), to train longer from a finished checkpoint.
+      seed: seed of the initial models, the order of examples and the evaluated subsets.
+      seeds: list of seeds, one run per seed. Runs are simulated together if they fit into memory. All measurements then
+        have the seeds on their first axis. `topology` and `dataset` may be lists with one entry per seed and the same
+        number of nodes. `batch_size` is that of the largest node of all seeds.
+      mesh: devices to shard the nodes over, `jax.make_mesh((k,), ("nodes",))`. Each clique stays on one device.
+      progress: whether to show a progress bar in terminals and notebooks.
 
     >>> from dcliques_jax import datasets, partitions, topologies
     >>> data = partitions.shards(datasets.synthetic(), 10)
@@ -116,9 +118,9 @@ def simulate(
         result = _result(setup, schedule, outcomes)
         if not (outcomes[-1].interrupted or interrupted()):
             return result
-    kept = "" if checkpoints.directory is None else f"; the same call goes on from {checkpoints.directory}"
+    kept = "" if checkpoints.directory is None else f"; repeat the call to continue from {checkpoints.directory}"
     last = schedule.evaluated[-1]
-    told = f"interrupted after round {result.provenance['rounds_run']} of {last}: this is the result so far"
+    told = f"interrupted after round {result.provenance['rounds_run']} of {last}: returning the result so far"
     _checks.warn(told + kept, RuntimeWarning)
     return dataclasses.replace(result, interrupted=True)
 
@@ -141,10 +143,10 @@ def prepare(
     seeds: Sequence[int] | None = None,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Simulation:
-    """Prepares runs that go forward when they are told to: the level below `simulate`, which is the loop over it.
+    """Prepares a `Simulation`, which the caller advances and evaluates step by step.
 
-    The arguments are those of `simulate`; how long to run and when to evaluate is up to the caller. All seeds run at
-    once.
+    `simulate` is a loop over such a simulation. The arguments are those of `simulate`, without those that say how long
+    to run and when to evaluate. All seeds run together.
 
     >>> from dcliques_jax import datasets, partitions, topologies
     >>> data = partitions.shards(datasets.synthetic(), 10)
@@ -159,7 +161,7 @@ def prepare(
 def _by_turns(
     setup: Setup, schedule: Schedule, callbacks: loop.Callbacks, checkpoints: Checkpoints
 ) -> list[loop.Outcome]:
-    """Simulates all runs, as many at once as fit into memory."""
+    """Simulates all runs, in groups that fit into memory."""
     outcomes: list[loop.Outcome] = []
     with checkpoints.opened(runs_at_once=setup.runs_at_once()) as at_once:
         for start in range(0, len(setup.runs), at_once):
@@ -167,18 +169,18 @@ def _by_turns(
             known = functools.partial(_identity, setup, schedule, simulation, slice(start, start + at_once))
             outcome = loop.train(simulation, schedule, callbacks, checkpoints.part(start), known)
             if outcome.interrupted and outcomes:
-                return [*outcomes[:-1], outcomes[-1]._replace(interrupted=True)]  # those before are finished
+                return [*outcomes[:-1], outcomes[-1]._replace(interrupted=True)]  # the earlier groups are finished
             outcomes.append(outcome)
             if outcome.interrupted:
                 break
-            # All are evaluated when the first are. If those were told to stop, the others stop there, too.
+            # Later groups are evaluated after the same rounds as the first, and stop where it stopped.
             schedule = schedule._replace(evaluated=[record.round for record in outcomes[0].records])
             callbacks.may_stop = False
     return outcomes
 
 
 def _identity(setup: Setup, schedule: Schedule, simulation: Simulation, part: slice) -> dict[str, Any]:
-    """What a checkpoint of some of the runs is recognised by."""
+    """Returns the values that identify a checkpoint of some of the runs."""
     runs, plan = setup.runs[part], setup.plan
     about = provenance(runs, plan, schedule, setup.recipe, simulation.checksum)
     about["metric_checksums"] = fit.metric_checksums(runs[0], plan, setup.recipe, setup.one_node)
@@ -186,8 +188,8 @@ def _identity(setup: Setup, schedule: Schedule, simulation: Simulation, part: sl
 
 
 def _result(setup: Setup, schedule: Schedule, outcomes: list[loop.Outcome]) -> Result:
-    """All runs together, without their axis if the user knows of none."""
-    runs = setup.runs[: sum(len(outcome.state.round) for outcome in outcomes)]  # those that were begun
+    """Combines all runs into a result, without the axis of runs unless the user passed `seeds`."""
+    runs = setup.runs[: sum(len(outcome.state.round) for outcome in outcomes)]  # the runs that have started
 
     def of_user(tree: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf[0], tree) if setup.one_run else tree
@@ -197,7 +199,7 @@ def _result(setup: Setup, schedule: Schedule, outcomes: list[loop.Outcome]) -> R
     state: State = of_user(outcomes[0].state if len(outcomes) == 1 else layout.stack_runs(states, np))
     about = provenance(runs, setup.plan, schedule, setup.recipe, outcomes[0].program) | surroundings()
     about |= {"rounds_run": int(np.max(state.round)), "memory_bytes": outcomes[0].memory}
-    if (sends := setup.recipe.algorithm.traits.sends) is not None:  # per node, the mean over nodes and runs
+    if (sends := setup.recipe.algorithm.traits.sends) is not None:  # mean over nodes and runs
         model_bytes = setup.needed.models // runs[0].data.num_nodes
         traffic = [sends(network, model_bytes) for network in setup.networks[: len(runs)]]
         about["messages_per_round"] = float(np.mean([sent.messages for sent in traffic]))

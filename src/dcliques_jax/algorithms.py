@@ -1,13 +1,13 @@
-"""One round for all nodes.
+"""Algorithms: what happens in one round, for all nodes.
 
-An algorithm is four pure functions' worth of a method: who talks to whom, what nodes remember, one round, and what it
-asks of the network. It works on stacked pytrees and sees gradients, never data or models:
+An `Algorithm` holds pure functions that build the network, initialise the state and compute one round, and the traits
+that describe it. It works on stacked pytrees of parameters and gradients, independent of data and models:
 
     g = G_t grad F(theta; S)      G_t: identity, clique average or the average over any neighbourhood
-    u = optimizer(g)              any optax transformation, for each node by itself
+    u = optimizer(g)              any optax transformation, per node
     theta = W_t (theta + u)       W_t: Metropolis-Hastings or any other doubly stochastic matrix
 
-To write one of your own, start from the source of `dsgd`; "Your own algorithm" in the how-to does it step by step.
+To write your own, start from the source of `dsgd`; "Your own algorithm" in the how-to goes through it step by step.
 """
 
 from collections.abc import Callable
@@ -25,77 +25,77 @@ State = Any
 
 
 class Round(NamedTuple):
-    """What an algorithm may know of the round it computes."""
+    """The current round, as an algorithm sees it."""
 
-    number: jax.Array  # [] rounds run before this one
-    key: jax.Array  # of this run and this round; draw by node, with `node_keys`, never by slot
-    nodes: jax.Array  # [slots] the number of the node that is stored in each slot, -1 in an empty one
-    gradient: Callable[[Params], Params]  # gradients of this round's batches at other parameters
+    number: jax.Array  # [] number of rounds before this one
+    key: jax.Array  # random key of this run and round; to draw per node use `node_keys`
+    nodes: jax.Array  # [slots] the node that each slot stores, -1 in an empty slot
+    gradient: Callable[[Params], Params]  # gradients on this round's batches at any stacked parameters
 
     def node_keys(self) -> jax.Array:
-        """One key per node, `[slots]`: the same wherever the node is stored, different in every round and run."""
+        """Returns one key per node, `[slots]`. It depends on the run, the round and the node, but not on the slot."""
         return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(self.key, self.nodes)
 
 
 class Network(NamedTuple):
-    """What may ever be said to whom. It is constant; `Weights.at(round)` gives the matrices of one round."""
+    """The matrices over which nodes communicate, constant during a run. `at` returns the matrices of one round."""
 
-    gossip: mixing.Weights  # W, which mixes models
-    gradients: mixing.Weights  # G, which averages gradients
+    gossip: mixing.Weights  # matrix W, which mixes models
+    gradients: mixing.Weights  # matrix G, which averages gradients
 
     def at(self, round: Round) -> "Network":
-        """The network of one round."""
+        """Returns the network of one round."""
         return Network(*(weights.at(round) for weights in self))
 
 
 class Traffic(NamedTuple):
-    """What each node sends in one round."""
+    """Communication per node in one round."""
 
-    messages: np.ndarray  # [nodes]
-    bytes: np.ndarray  # [nodes]
+    messages: np.ndarray  # [nodes] number of messages that each node sends
+    bytes: np.ndarray  # [nodes] their size
 
 
 def models_and_gradients(network: Network, model_bytes: int) -> Traffic:
-    """A model over every edge of W and, where there are others in a row of G, a gradient over every edge of G."""
+    """Returns the traffic of nodes that send a model over every edge of W and a gradient over every edge of G."""
     messages = sum(_readers(weights) for weights in network)
     return Traffic(np.asarray(messages), model_bytes * np.asarray(messages))
 
 
 class Traits(NamedTuple):
-    """What an algorithm asks of the network, checked before anything is compiled, and what it sends."""
+    """What an algorithm requires of the network, checked before compilation, and how much it sends."""
 
-    requires: str = "symmetric"  # of W: "rows" (sum to 1), "columns" (those too), or "symmetric" besides
-    sends: Callable[[Network, int], Traffic] | None = None  # (network, bytes of a model) -> per round; None: unknown
+    requires: str = "symmetric"  # of W: "rows" sum to 1, "columns" too, or it is "symmetric" as well
+    sends: Callable[[Network, int], Traffic] | None = None  # (network, bytes of a model) -> traffic; None: unknown
 
 
 class Algorithm(NamedTuple):
-    """A method, as pure functions.
+    """A decentralised learning algorithm, as pure functions.
 
-    Nodes are stored in slots, in an order that makes rounds fast; on a mesh a device holds some of them only, and some
-    slots may be empty. So `step` must let nodes see each other through `mixing.mix` alone, tell nodes by `round.nodes`,
-    and draw random numbers with `round.node_keys()`. Everything a user sees is in the order of the topology.
+    Nodes are stored in slots, in an order that makes rounds fast. On a mesh each device holds some of the slots, and
+    slots may be empty. Therefore `step` must exchange values between nodes with `mixing.mix` only, identify nodes by
+    `round.nodes`, and draw random numbers with `round.node_keys()`. Results are in the order of the topology.
 
-    The state has the nodes on the first axis of every leaf; scalars, the same for all nodes, are allowed.
+    Every leaf of the state has the nodes on its first axis, or is a scalar that all nodes share.
     """
 
-    network: Callable[[Topology], Network]  # called once, on the host
-    init: Callable[[Params, Network], State]  # (stacked params, network) -> state
+    network: Callable[[Topology], Network]  # topology -> network; called once, on the host
+    init: Callable[[Params, Network], State]  # (stacked params, network) -> initial state
     step: Callable[..., tuple[Params, State]]  # (params, gradients, state, network, round) -> (params, state)
-    traits: Traits = Traits()
+    traits: Traits = Traits()  # requirements and traffic
 
 
 def over_topology(
     *, clique_averaging: bool | None = None, weights: Any = None, gradient_weights: Any = None
 ) -> Callable[[Topology], Network]:
-    """The network of most algorithms: a function of the topology, for `Algorithm.network`.
+    """Returns a function that builds the network of a topology, for `Algorithm.network`.
 
     Args:
-      clique_averaging: whether gradients are averaged over the topology's gradient edges, that is over cliques (or over
-        the diverse neighbours of `topologies.diverse_random`). By default: where the topology has cliques.
-      weights: gossip matrix W, as `mixing.Weights` or any matrix over the topology's edges. Metropolis-Hastings by
-        default.
-      gradient_weights: matrix G that averages gradients, as `mixing.Weights` or any matrix whose rows sum to 1, instead
-        of `clique_averaging`.
+      clique_averaging: whether to average gradients over the topology's gradient edges, that is over cliques (or over
+        the diverse neighbours of `topologies.diverse_random`). Default: only if the topology has cliques.
+      weights: gossip matrix W, as `mixing.Weights` or any matrix over the topology's edges. Default:
+        Metropolis-Hastings.
+      gradient_weights: matrix G that averages gradients, as `mixing.Weights` or any matrix whose rows sum to 1. Pass
+        either `gradient_weights` or `clique_averaging`, not both.
 
     >>> from dcliques_jax import topologies
     >>> over_topology()(topologies.ring(3)).gradients
@@ -127,17 +127,18 @@ def dsgd(
     weights: Any = None,
     gradient_weights: Any = None,
 ) -> Algorithm:
-    """Decentralised SGD (Algorithm 1), with Clique Averaging (Algorithm 3) where the topology has cliques.
+    """Decentralised SGD (Algorithm 1), with Clique Averaging (Algorithm 3) if the topology has cliques.
 
-    With `optax.sgd(lr, momentum=m)` it is the paper's momentum: v <- m v + g, theta <- theta - lr v. Momentum is never
-    gossiped.
+    `optax.sgd(lr, momentum=m)` gives the paper's momentum: v <- m v + g, theta <- theta - lr v. Each node keeps its own
+    momentum.
 
     Args:
-      optimizer: any optax transformation; every node runs its own. One that draws random numbers draws the same at
-        every node, since all start from the same state.
-      clique_averaging: whether gradients are averaged over cliques; see `over_topology`, also for the others.
-      weights: gossip matrix W, symmetric and doubly stochastic; Metropolis-Hastings by default.
-      gradient_weights: matrix G that averages gradients, instead of `clique_averaging`.
+      optimizer: any optax transformation. Each node has its own state, initialised alike: a transformation that draws
+        random numbers draws the same numbers at every node.
+      clique_averaging: whether to average gradients over cliques, see `over_topology`. Default: only if the topology
+        has cliques.
+      weights: gossip matrix W, symmetric and doubly stochastic. Default: Metropolis-Hastings.
+      gradient_weights: matrix G that averages gradients. Pass either this or `clique_averaging`, not both.
 
     >>> from dcliques_jax import datasets, partitions, simulate, topologies
     >>> data = partitions.shards(datasets.synthetic(), 20)
@@ -168,7 +169,7 @@ def _as_weights(matrix: Any) -> mixing.Weights:
 
 
 def _readers(weights: mixing.Weights) -> np.ndarray:
-    """How many others read each node's values, `[nodes]`."""
+    """Returns how many other nodes read the values of each node, `[nodes]`."""
     if isinstance(weights, mixing.Identity):
         return np.zeros(weights.num_nodes, np.int64)
     if isinstance(weights, mixing.GroupMean):

@@ -1,8 +1,8 @@
-"""What is measured.
+"""Metrics of models.
 
-`simulate(metrics={"name": fn})` measures anything: `fn(params, inputs, labels)` is written for one node's model and
-lifted over nodes. It is called on chunks of test examples, of which it returns a mean; the means of chunks are averaged
-by their numbers of examples. `whole` and `of_mean_model` change that, and may be combined.
+`simulate(metrics={"name": fn})` adds a metric `fn(params, inputs, labels)`, written for one node's model. It is called
+per node on chunks of the evaluated examples and returns a mean over a chunk. The means are averaged over chunks,
+weighted by the numbers of examples. `whole` and `of_mean_model` change this, and can be combined.
 """
 
 from collections.abc import Callable
@@ -17,21 +17,24 @@ Params = Any
 
 
 class Metric(NamedTuple):
-    """A function to measure, and how."""
+    """A metric, and how to measure it. A plain function `fn` stands for `Metric(fn)`."""
 
     fn: Callable[[Params, jax.Array, jax.Array], Any]  # (params, inputs [examples, ...], labels [examples]) -> array
-    of_mean_model: bool = False  # measure the mean of all models instead of every node's
-    whole: bool = False  # call it once, on all examples
-    weighted: bool = False  # it returns (values, weights): chunks are averaged by these, not by examples
+    of_mean_model: bool = False  # measure the mean of all models instead of each node's model
+    whole: bool = False  # call `fn` once on all examples, not on chunks
+    weighted: bool = False  # `fn` returns (values, weights), and chunks are averaged by these weights
 
 
 def as_metric(metric: Metric | Callable[..., Any]) -> Metric:
-    """What `simulate(metrics=...)` takes, as a `Metric`."""
+    """Converts an entry of `simulate(metrics=...)` to a `Metric`."""
     return metric if isinstance(metric, Metric) else Metric(metric)
 
 
 def whole(metric: Metric | Callable[..., Any]) -> Metric:
-    """Measures on all examples at once: for what is not a mean over examples, such as a largest loss.
+    """Measures on all examples in one call, for metrics that are not means over examples, such as a largest loss.
+
+    Args:
+      metric: function `(params, inputs, labels)`, or a `Metric`.
 
     >>> whole(lambda params, inputs, labels: labels.max()).whole
     True
@@ -40,7 +43,10 @@ def whole(metric: Metric | Callable[..., Any]) -> Metric:
 
 
 def of_mean_model(metric: Metric | Callable[..., Any]) -> Metric:
-    """Measures the mean of all models instead of the model of every node.
+    """Measures the mean of all models instead of each node's model.
+
+    Args:
+      metric: function `(params, inputs, labels)`, or a `Metric`.
 
     >>> of_mean_model(lambda params, inputs, labels: params["bias"].sum()).of_mean_model
     True
@@ -49,12 +55,12 @@ def of_mean_model(metric: Metric | Callable[..., Any]) -> Metric:
 
 
 def per_class_accuracy(model: Any) -> Metric:
-    """Accuracy of every node on the examples of each class, `[t, nodes, classes]`: who has forgotten which class.
+    """Measures the accuracy of each node per class, `[t, nodes, classes]`: it shows which nodes forget which classes.
 
-    Classes without examples have accuracy NaN. `plotting.plot_per_class` draws it.
+    The accuracy of a class without examples is NaN. `plotting.plot_per_class` draws this metric.
 
     Args:
-      model: the model that is trained, as `simulate(model=...)` takes it.
+      model: the trained model, as passed to `simulate(model=...)`.
 
     >>> from dcliques_jax import datasets, simulate, topologies
     >>> model = models.logistic_regression()
@@ -76,34 +82,34 @@ def per_class_accuracy(model: Any) -> Metric:
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The loss of each example, `[batch]`: -log softmax(logits)[label].
+    """Returns the cross-entropy of each example, `[batch]`: -log softmax(logits)[label].
 
     >>> cross_entropy(jnp.zeros((1, 4)), jnp.array([2])).round(4)
     Array([1.3863], dtype=float32)
     """
-    # Picked by a mask, and not by an index, whose gradient would be a scatter.
+    # Select by a mask: the gradient of indexing is a slow scatter.
     chosen = labels[:, None] == jnp.arange(logits.shape[1])[None]
     return jax.nn.logsumexp(logits, axis=1) - jnp.where(chosen, logits, 0).sum(axis=1)
 
 
 def predictions(logits: jax.Array) -> jax.Array:
-    """The class with the largest logit of each example, `[batch]`; the first of several.
+    """Returns the class with the largest logit per example, `[batch]`; of equal logits, the first.
 
     >>> predictions(jnp.array([[0.0, 2.0, 2.0]]))
     Array([1], dtype=int32)
     """
-    # `argmax`, as reductions that XLA:CPU vectorises.
+    # `argmax` as reductions, which XLA:CPU vectorises.
     classes = jnp.arange(logits.shape[1])[None]
     return jnp.where(logits >= logits.max(axis=1, keepdims=True), classes, logits.shape[1]).min(axis=1)
 
 
 def consensus_distance(params: Params, used: jax.Array | None = None, axis_name: str | None = None) -> jax.Array:
-    """How far the models are apart: sqrt( 1/n sum_i || theta_i - mean theta ||^2 ).
+    """Returns the distance of the models from their mean, sqrt( 1/n sum_i || theta_i - mean theta ||^2 ).
 
     Args:
       params: stacked parameters, `[slots, ...]` in every leaf.
-      used: which slots hold a node, `[slots]`; all by default.
-      axis_name: of a mesh whose devices hold a part of the slots each.
+      used: which slots hold a node, `[slots]`. Default: all.
+      axis_name: axis of the mesh that the slots are sharded over. Default: no mesh.
 
     >>> float(consensus_distance({"w": jnp.array([[1.0, 0.0], [-1.0, 0.0]])}))
     1.0
@@ -114,7 +120,7 @@ def consensus_distance(params: Params, used: jax.Array | None = None, axis_name:
         first = leaf[:1]
         if axis_name is not None:
             first = jax.lax.psum(jnp.where(jax.lax.axis_index(axis_name) == 0, first, 0), axis_name)
-        # From the first, so that equal models are at distance 0, not at that of a rounded mean.
+        # Relative to the first model, so that equal models have distance 0 despite rounding of the mean.
         from_first = _masked(leaf - first, used)
         mean = _total(from_first.sum(axis=0, keepdims=True), axis_name) / count
         return _total(jnp.sum(_masked(jnp.square(from_first - mean), used)), axis_name) / count
@@ -123,7 +129,7 @@ def consensus_distance(params: Params, used: jax.Array | None = None, axis_name:
 
 
 def mean_model(params: Params, used: jax.Array | None = None, axis_name: str | None = None) -> Params:
-    """The mean of all models; arguments as in `consensus_distance`."""
+    """Returns the mean of all models. The arguments are those of `consensus_distance`."""
     count = _count(params, used, axis_name)
 
     def mean(leaf: jax.Array) -> jax.Array:
@@ -146,6 +152,6 @@ def _count(params: Params, used: jax.Array | None, axis_name: str | None) -> Any
 
 
 def finite_nodes(params: Params) -> jax.Array:
-    """Whether all parameters of a node are finite, `[nodes]`."""
+    """Returns whether all parameters of each node are finite, `[nodes]`."""
     leaves = [jnp.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in jax.tree.leaves(params)]
     return jnp.stack(leaves).all(axis=0)

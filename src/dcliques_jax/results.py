@@ -1,4 +1,4 @@
-"""What a run leaves behind."""
+"""Results of runs."""
 
 import dataclasses
 import json
@@ -15,55 +15,57 @@ from dcliques_jax.topologies import Topology
 
 
 class State(NamedTuple):
-    """All that the next round needs. Passed to `simulate(init=...)` it continues the run, with its random streams.
+    """The state of a run between two rounds. `simulate(init=...)` continues the run and its random streams.
 
-    With `simulate(seeds=...)` the seeds come first.
+    With `simulate(seeds=...)` every array has the seeds on its first axis.
     """
 
-    params: Any  # [nodes, ...] in every leaf
-    algorithm: Any  # [nodes, ...] or [] in every leaf: what the algorithm remembers
-    round: Any  # [] rounds run so far
-    key: Any  # [2] the data of the key that orders of examples and the draws of algorithms come from
+    params: Any  # parameters, [nodes, ...] in every leaf
+    algorithm: Any  # state of the algorithm, [nodes, ...] or [] in every leaf
+    round: Any  # [] number of rounds so far
+    key: Any  # [2] data of the random key for the order of examples and the draws of algorithms
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Measured:
-    """What is measured at every evaluation. Records, histories, checkpoints and tables follow this list."""
+    """The measurements of every evaluation. Records, histories, checkpoints and tables follow this list.
 
-    # On the evaluated examples, in 0 .. 1
+    - `accuracy`, `[eval_nodes]`: accuracy of each node on the evaluated examples, from 0 to 1.
+    - `loss`, `[eval_nodes]`: mean loss of each node on the evaluated examples.
+    - `train_loss`, `[nodes]`: mean training loss of each node since the last evaluation; NaN before training.
+    - `consensus_distance`, `[]`: `sqrt( 1/n sum_i || theta_i - mean theta ||^2 )`, over all nodes.
+    - `mean_model_accuracy`, `[]`: accuracy of the mean of all models on the evaluated examples.
+    - `mean_model_loss`, `[]`: its mean loss on the same examples.
+    - `nodes_right`, `[eval_examples]`: number of evaluated nodes that classify each example correctly.
+    - `extra`: the metrics of `simulate(metrics=...)`, by name.
+    """
+
     accuracy: np.ndarray = dataclasses.field(metadata={"axes": ("eval_nodes",)})
-    # Mean loss on the same
     loss: np.ndarray = dataclasses.field(metadata={"axes": ("eval_nodes",)})
-    # Mean loss of batches since the last evaluation; NaN before training
     train_loss: np.ndarray = dataclasses.field(metadata={"axes": ("nodes",)})
-    # Sqrt( 1/n sum_i || theta_i - mean theta ||^2 ), over all nodes
     consensus_distance: np.ndarray = dataclasses.field(metadata={"axes": ()})
-    # Of the mean of all models, on the evaluated examples
     mean_model_accuracy: np.ndarray = dataclasses.field(metadata={"axes": ()})
-    # Likewise
     mean_model_loss: np.ndarray = dataclasses.field(metadata={"axes": ()})
-    # How many of the evaluated nodes are right on each
     nodes_right: np.ndarray = dataclasses.field(metadata={"axes": ("eval_examples",)})
-    # What `simulate(metrics=...)` asked for, by name
     extra: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 MEASURED: dict[str, tuple[str, ...]] = {
     field.name: field.metadata["axes"] for field in dataclasses.fields(Measured) if field.metadata
 }
-"""The names of all that is measured in every run, and their axes."""
+"""The names of the measurements of every run, and their axes."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Record(Measured):
-    """What one evaluation measured, as `Measured` lists it; with `simulate(seeds=...)` the seeds come first."""
+    """One evaluation, with the fields of `Measured`. With `simulate(seeds=...)` arrays have the seeds on axis 0."""
 
-    round: int  # rounds run so far
-    epoch: float  # the same in epochs
-    models: Callable[[], Any] | None = None  # None in a record that comes from a checkpoint
+    round: int  # number of rounds so far
+    epoch: float  # number of epochs so far
+    models: Callable[[], Any] | None = None  # returns `params`; None if the record comes from a checkpoint
 
     def params(self) -> Any:
-        """The models of all nodes as they are now, a pytree of arrays `[nodes, ...]`; copied when asked for."""
+        """Returns a copy of the current models of all nodes, a pytree of arrays `[nodes, ...]`."""
         if self.models is None:
             raise ValueError(f"the models of round {self.round} are gone: this record was restored from a checkpoint")
         return self.models()
@@ -77,16 +79,17 @@ class Record(Measured):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class History(Measured):
-    """What was measured at each evaluation t, as `Measured` lists it; the first evaluation is before training.
+    """All evaluations t of a run, with the fields of `Measured`. The first evaluation, t = 0, is before training.
 
-    All arrays have t on their first axis and, with `simulate(seeds=...)`, all but `round` and `epoch` the seeds before
-    it. `extra["name"]` is `[t, eval_nodes, ...]`, or `[t, ...]` for `metrics.of_mean_model`.
+    These fields have t on their first axis: `accuracy` is `[t, eval_nodes]`, and `extra["name"]` is
+    `[t, eval_nodes, ...]`, or `[t, ...]` for `metrics.of_mean_model`. `simulate(seeds=...)` adds the seeds as the first
+    axis of all arrays but `round` and `epoch`.
     """
 
-    round: np.ndarray  # [t] rounds run so far
-    epoch: np.ndarray  # [t] the same in epochs
-    eval_nodes: np.ndarray  # the nodes that were evaluated; all, unless simulate(eval_nodes=...) said otherwise
-    eval_examples: np.ndarray  # the examples they were evaluated on; all, likewise
+    round: np.ndarray  # [t] number of rounds so far
+    epoch: np.ndarray  # [t] number of epochs so far
+    eval_nodes: np.ndarray  # the evaluated nodes; all nodes unless simulate(eval_nodes=...) is given
+    eval_examples: np.ndarray  # the evaluated examples; all unless simulate(eval_examples=...) is given
 
     def __repr__(self) -> str:
         *seeds, evaluations, nodes = self.accuracy.shape
@@ -99,14 +102,14 @@ class History(Measured):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """What `simulate` returns. With `simulate(seeds=...)` parameters and state have the seeds on their first axis."""
+    """The result of `simulate`. With `simulate(seeds=...)` parameters and state have the seeds on their first axis."""
 
-    topology: Topology | list[Topology]  # a list if there was one
-    history: History
-    params: Any  # pytree of arrays [nodes, ...], the models of all nodes
-    state: State | None  # None if the result was loaded from a file without it
-    provenance: dict[str, Any]  # what it takes to check and to repeat the run, as plain values
-    interrupted: bool = False  # whether Ctrl-C ended the run before its time
+    topology: Topology | list[Topology]  # the topology, or a list with one topology per seed
+    history: History  # the measurements of all evaluations
+    params: Any  # models of all nodes after training, a pytree of arrays [nodes, ...]
+    state: State | None  # the state after the last round; None if the result was loaded from a file without it
+    provenance: dict[str, Any]  # plain values that identify the run, to check and repeat it
+    interrupted: bool = False  # whether Ctrl-C stopped the run early
 
     def __repr__(self) -> str:
         history, several = self.history, "".join(f", seeds={count}" for count in self.history.accuracy.shape[:-2])
@@ -137,13 +140,18 @@ class Result:
         return _html.table(told["topology"], (known | trained | seeds | measured).items())
 
     def plot(self, ax: Any = None, *, label: str | None = None) -> Any:
-        """Draws test accuracy over epochs as the paper does: mean over nodes bold, minimum and maximum thin."""
+        """Plots accuracy over epochs as in the paper: the mean over nodes bold, the minimum and maximum thin.
+
+        Args:
+          ax: matplotlib axes to draw on. Default: new axes.
+          label: name in the legend. Default: the name of the topology.
+        """
         from dcliques_jax import plotting
 
         return plotting.plot_accuracy({label or self.provenance["topology"]: self}, ax=ax)
 
     def to_pandas(self) -> Any:
-        """One row for every seed, evaluation and evaluated node, as a pandas DataFrame."""
+        """Returns a pandas DataFrame with one row per seed, evaluation and evaluated node."""
         try:
             import pandas as pd
         except ImportError as error:
@@ -171,14 +179,15 @@ class Result:
         return pd.DataFrame({name: np.broadcast_to(values, shape).ravel() for name, values in columns.items()})
 
     def save(self, path: str | os.PathLike[str], *, state: bool = False) -> None:
-        """Writes history, parameters, topology and provenance to one NumPy `.npz` file, whole or not at all.
+        """Writes history, parameters, topology and provenance to a NumPy `.npz` file. A failed write changes nothing.
 
-        Arrays are named `history/...`, `params/...` (by their place in the pytree) and `topology/0/...`; `about` and
-        `checksums` are JSON. `Result.load` reads them, and `numpy.load` without pickle. bfloat16 is saved as float32.
+        Arrays are named `history/...`, `params/...` (by their path in the pytree) and `topology/0/...`; `about` and
+        `checksums` are JSON. `Result.load` reads the file, and so does `numpy.load` without pickle. bfloat16 is saved
+        as float32.
 
         Args:
-          path: the file.
-          state: whether to save what the algorithm remembers, too, so that `simulate(init=...)` can continue the run.
+          path: path of the file.
+          state: whether to save the state of the algorithm as well, so that `simulate(init=...)` can continue the run.
         """
         arrays = {f"history/{name}": np.asarray(value) for name, value in vars(self.history).items() if name != "extra"}
         arrays |= {f"history/extra/{name}": np.asarray(value) for name, value in self.history.extra.items()}
@@ -202,10 +211,13 @@ class Result:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Result":
-        """Reads what `save` wrote. Parameters and state come as nested dictionaries, named by their places.
+        """Reads a file that `save` wrote. Parameters and state become nested dictionaries, keyed by pytree path.
 
-        Nothing in the file can run code. A file that is not a saved result, or of which a bit has changed, is refused
-        with a `ValueError`, as is one that holds more than the memory of this machine.
+        Loading cannot run code. A file that is not a saved result, has changed by a bit, or exceeds the memory of this
+        machine raises a `ValueError`.
+
+        Args:
+          path: path of the file.
         """
         try:
             arrays = files.read_arrays(path)
@@ -229,20 +241,20 @@ class Result:
             return cls(topology, History(**parts["history"]), params, state, provenance, bool(about["interrupted"]))
         except (FileNotFoundError, PermissionError, IsADirectoryError):
             raise
-        except Exception as error:  # whatever NumPy, zipfile and json raise for files that are not theirs
+        except Exception as error:  # NumPy, zipfile and json raise many kinds for invalid files
             raise ValueError(f"{os.fspath(path)} is not what Result.save writes, or it is corrupt: {error}") from error
 
 
 def named_leaves(prefix: str, tree: Any) -> dict[str, np.ndarray]:
-    """The leaves of a pytree by their places, `prefix/place/...`, as arrays that NumPy's files know.
+    """Returns the leaves of a pytree by path, `prefix/path/...`, as arrays that NumPy can save.
 
-    Keys of random generators become their data, and bfloat16 float32.
+    Random keys are converted to their data, and bfloat16 to float32.
     """
     arrays = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         names = [jax.tree_util.keystr((part,), simple=True) for part in path]
         if any("/" in name for name in names):
-            raise ValueError(f"arrays are saved by their names, in which '/' cannot stand: {names}")
+            raise ValueError(f"arrays are saved by name, and names must not contain '/': {names}")
         is_key = isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         array = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
         arrays["/".join([prefix, *names])] = array.astype(np.float32) if array.dtype.kind == "V" else array
@@ -250,7 +262,7 @@ def named_leaves(prefix: str, tree: Any) -> dict[str, np.ndarray]:
 
 
 def _nested(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Arrays named `a/b/c` as nested dictionaries."""
+    """Converts arrays named `a/b/c` to nested dictionaries."""
     parts: dict[str, Any] = {}
     for name, array in arrays.items():
         *places, last = name.split("/")
@@ -262,7 +274,7 @@ def _nested(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _columns(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
-    """A metric `[seeds, t, nodes, entries]` as columns of a table: one for each entry of what it returns."""
+    """Splits a metric `[seeds, t, nodes, entries]` into table columns, one per entry."""
     if values.shape[3] == 1:
         return {name: values[..., 0]}
     return {f"{name}_{entry}": values[..., entry] for entry in range(values.shape[3])}

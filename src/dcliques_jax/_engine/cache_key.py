@@ -1,11 +1,11 @@
-"""Programs, compiled once for what they compute.
+"""Cache of compiled programs, keyed by what they compute.
 
-A run is a pure function of its arguments, but a Python function may read anything: globals, closures, attributes. That
-it is the same object is no proof that it computes the same. So every run traces its programs anew, and the text of the
-lowered program decides whether it has been compiled.
+A run is a pure function of its arguments, but a Python function may read globals, closures and attributes: the same
+object may compute something else the next time. So every run traces its programs again, and looks up the compiled
+program by the text of the lowered one.
 
-Tracing and lowering take 0.3 s for logistic regression and 2 s for GN-LeNet. Functions of installed packages that close
-over plain values and over each other, such as those of `dsgd(optax.sgd(0.1))`, are spared it: `StructuralKey`
+Tracing and lowering take 0.3 s for logistic regression and 2 s for GN-LeNet. `StructuralKey` avoids this for functions
+of installed packages that close over plain values and over each other, such as those of `dsgd(optax.sgd(0.1))`: it
 compares them by value.
 """
 
@@ -26,17 +26,17 @@ from jax.sharding import Mesh
 from dcliques_jax import _arrays
 
 _PLAIN = (type(None), type(...), bool, int, float, complex, str, bytes, np.dtype, np.generic, types.BuiltinFunctionType)
-# Packages whose functions, classes and modules nobody changes while a process runs.
+# Packages whose functions, classes and modules do not change while a process runs.
 _INSTALLED = {"builtins", "dcliques_jax", "flax", "functools", "jax", "jaxlib", "math", "numpy", "optax", "typing"}
-_MOST_KEPT = 256  # programs of each kind, so that a process that makes ever new ones does not grow without bounds
+_MOST_KEPT = 256  # programs of each kind; bounds the memory of a process that keeps creating new ones
 
-# JAX caches traces by the identity of functions, also of those that a user has jitted or loops over. Inside of a new
-# value of this context it finds none.
+# JAX caches traces by the identity of functions, including those that a user has jitted or loops over. A new value of
+# this context hides these traces.
 _traces = jax.make_user_context(None)
 
 
 def fresh_traces() -> Any:
-    """A context in which every function is traced anew. Only trace in it: what runs there is compiled anew, too."""
+    """Returns a context in which JAX traces every function again. Only trace in it: running compiles again, too."""
     return _traces(object())
 
 
@@ -44,11 +44,11 @@ class Lowered(NamedTuple):
     """A program before it is compiled."""
 
     stage: jax.stages.Lowered
-    checksum: str  # of its text
-    key: Hashable  # what tells it from all others; None of one that calls functions of the host, which its text omits
+    checksum: str  # of the text of the program
+    key: Hashable  # identifies the program; None if it calls functions of the host, which its text omits
 
     def compile(self, mesh: Mesh | None = None) -> jax.stages.Compiled:
-        """The compiled program; programs of the same text on the same devices are compiled once."""
+        """Returns the compiled program. Programs with the same text on the same devices are compiled once."""
         if self.key is None:
             return self.stage.compile()
         default: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
@@ -68,7 +68,7 @@ _compiled: collections.OrderedDict[Hashable, jax.stages.Compiled] = collections.
 def lower(
     function: Callable[..., Any], parts: Any, *args: Any, donate: tuple[int, ...] = (), **options: Any
 ) -> Lowered:
-    """Lowers `function(parts, *args, **options)`; see `StructuralKey`. `donate` are numbers of arguments in `args`."""
+    """Lowers `function(parts, *args, **options)`; see `StructuralKey`. `donate` holds indices into `args`."""
     compared = StructuralKey(parts)
     if compared.key is None:
         with fresh_traces():
@@ -80,11 +80,11 @@ def _lowered(jitted: Any, *args: Any) -> Lowered:
     stage = jitted.lower(*args)
     text = stage.as_text()
     checksum = _arrays.checksum(text.encode())
-    # The text knows neither the names in pytrees, nor their constants, nor arguments that are not used.
+    # The text omits the names and constants in pytrees, and unused arguments.
     key: Hashable = (checksum, stage.in_tree, stage.out_tree, str(stage.in_avals))
     try:
         hash(key)
-    except TypeError:  # a constant in a pytree that cannot be compared
+    except TypeError:  # a constant in a pytree is not hashable
         key = None
     return Lowered(stage, checksum, None if re.search(r"custom_call @\w*callback", text) else key)
 
@@ -95,9 +95,9 @@ def _jitted(function: Callable[..., Any], parts: "StructuralKey", donate: tuple[
 
 
 class StructuralKey:
-    """What a program is built from, functions and numbers; equal to others that were built alike.
+    """The functions and numbers that a program is built from, compared by value.
 
-    `key` is None where that cannot be told by value.
+    `key` is None if they cannot be compared by value; then only the same object is equal.
     """
 
     def __init__(self, value: Any) -> None:
@@ -114,11 +114,11 @@ class StructuralKey:
 
 
 class _ChangeableError(Exception):
-    """A value may change unnoticed."""
+    """A value may change without notice."""
 
 
 def _key(value: Any, within: tuple[int, ...]) -> Hashable:
-    """A hashable stand-in for a value; `within` are the ids of what it was reached through, against endless loops."""
+    """Returns a hashable key of a value. `within` holds the ids of the enclosing values, to stop at cycles."""
     if not installed(value):
         raise _ChangeableError
     if isinstance(value, _PLAIN):
@@ -147,21 +147,21 @@ def _key(value: Any, within: tuple[int, ...]) -> Hashable:
 def _cells(function: types.FunctionType) -> list[Any]:
     try:
         return [cell.cell_contents for cell in function.__closure__ or ()]
-    except ValueError:  # a name that has no value yet
+    except ValueError:  # an unassigned name
         raise _ChangeableError from None
 
 
 def installed(value: Any) -> bool:
-    """Whether a function, class or module, or the class of an object, comes from an installed package."""
+    """Returns whether a function, class or module, or the class of an object, is from an installed package."""
     if isinstance(value, types.MethodType):
         return installed(value.__func__) and installed(value.__self__)
-    if isinstance(value, types.FunctionType):  # `__module__` says what `functools.wraps` makes it say
+    if isinstance(value, types.FunctionType):  # `functools.wraps` changes `__module__`
         name = value.__globals__.get("__name__", "")
     elif isinstance(value, types.ModuleType):
         name = value.__name__
     elif isinstance(value, type):
         name = value.__module__
-    elif callable(inner := getattr(value, "__wrapped__", None)):  # as `jax.jit` makes it
+    elif callable(inner := getattr(value, "__wrapped__", None)):  # from `jax.jit`
         return installed(inner)
     else:
         name = type(value).__module__

@@ -1,7 +1,7 @@
-"""What is measured of all models, a chunk of examples at a time.
+"""Evaluates all models, in chunks of examples.
 
-Chunks bound the memory of one node's model, and how long Ctrl-C must wait. None is padded: what couples examples, as
-batch statistics do, sees real ones only.
+Chunks bound the memory per node and the delay of Ctrl-C. They are not padded, so that models that couple examples, for
+example by batch statistics, see real examples only.
 """
 
 import functools
@@ -23,30 +23,30 @@ from dcliques_jax._mesh import transfer
 from dcliques_jax._mesh.transfer import AXIS
 from dcliques_jax.metrics import Metric
 
-_MOST_BYTES = 2**24  # of the largest intermediate result of evaluating one node
-_MOST_EXAMPLES = 1000  # at a time
+_MOST_BYTES = 2**24  # of the largest intermediate result when one node is evaluated
+_MOST_EXAMPLES = 1000  # per chunk
 
 
 class Summary(NamedTuple):
-    """What is measured of parameters alone."""
+    """Measurements of the parameters alone."""
 
     consensus_distance: Any  # [runs]
-    finite: Any  # [runs, slots] whether all parameters of a node are finite
+    finite: Any  # [runs, slots] whether all parameters of the node are finite
     mean_model: Any  # [runs, ...] the mean of all models
 
 
 class OfChunk(NamedTuple):
-    """What is measured on a chunk of examples."""
+    """Measurements on a chunk of examples."""
 
-    right: Any  # [runs, evaluated slots] examples on which a model is right
+    right: Any  # [runs, evaluated slots] number of correctly classified examples
     loss: Any  # [runs, evaluated slots] sum of the losses
-    mean_model: Any  # ([runs], [runs]): the same of the mean model
-    nodes_right: Any  # [runs, chunk] how many of the evaluated nodes are right on each example
-    extra: Any  # (values, weights) by the names of metrics, [runs, evaluated slots, ...] or [runs, ...]
+    mean_model: Any  # ([runs], [runs]) both for the mean model
+    nodes_right: Any  # [runs, chunk] number of evaluated nodes that classify each example correctly
+    extra: Any  # (values, weights) by name of the metric, [runs, evaluated slots, ...] or [runs, ...]
 
 
 class Functions(NamedTuple):
-    """What a chunk is measured with."""
+    """The functions that measure a chunk."""
 
     apply: Any
     loss_fn: Any
@@ -58,7 +58,7 @@ def summarise(_: None, params: Params, nodes: jax.Array, *, mesh: Mesh | None) -
 
     def all_runs(params: Params, nodes: jax.Array) -> Summary:
         def one_run(params: Params, nodes: jax.Array) -> Summary:
-            # Without a mesh no slot is empty, and a run is spared what that would cost.
+            # Without a mesh no slot is empty, and masking is not needed.
             where: Any = () if mesh is None else (nodes >= 0, AXIS)
             distance, mean = metrics.consensus_distance(params, *where), metrics.mean_model(params, *where)
             return Summary(distance, metrics.finite_nodes(params), mean)
@@ -82,9 +82,9 @@ def measure(
     *,
     mesh: Mesh | None,
 ) -> OfChunk:
-    """Evaluates all slots, or those `evaluated` `[runs, ..]` of each device, on the examples `chosen` of each run.
+    """Evaluates all slots, or the slots `evaluated` `[runs, ..]` of each device, on the examples `chosen` of each run.
 
-    `evaluated` is -1 where a device has fewer than others, `nodes` is that of `Data`, `chosen` is `[runs, chunk]`.
+    `evaluated` is padded with -1 to equal length on all devices, `nodes` is from `Data`, `chosen` is `[runs, chunk]`.
     """
 
     def one_run(test: Any, params: Params, mean_model: Params, nodes: Any, evaluated: Any, chosen: Any) -> OfChunk:
@@ -118,7 +118,7 @@ def measure(
 
 
 def _weighted(metric: Metric, params: Params, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What a metric returns for one model, and the weights of what it returns in a mean over chunks."""
+    """Returns the values of a metric for one model, and their weights in the mean over chunks."""
     if metric.weighted:
         return metric.fn(params, inputs, labels)
     value = jnp.asarray(metric.fn(params, inputs, labels))
@@ -126,7 +126,7 @@ def _weighted(metric: Metric, params: Params, inputs: jax.Array, labels: jax.Arr
 
 
 class Evaluation:
-    """The evaluation of all runs of a layout, compiled when it is first called."""
+    """The compiled evaluation of all runs of a layout."""
 
     def __init__(self, layout: Layout, plan: Plan, carry: Carry, nodes: jax.Array) -> None:
         self._layout, self._nodes = layout, nodes
@@ -164,7 +164,7 @@ class Evaluation:
         return lowered.compile(mesh)
 
     def __call__(self, params: Params, interrupted: Callable[[], bool]) -> dict[str, Any] | None:
-        """Measures all models; None if it was interrupted. All that is returned has the runs first."""
+        """Measures all models; returns None if interrupted. All arrays have the runs on their first axis."""
         summary: Summary = self._summarise(params, self._nodes)
         found = []
         for number, outcome in enumerate(self._measured(params, summary.mean_model)):
@@ -180,7 +180,7 @@ class Evaluation:
         extra = {name: self._average([c.extra[name] for c in chunks], m) for name, m in self._in_chunks.items()}
         extra |= {name: self._average([found[-1].extra[name]], m) for name, m in self._whole.items()}
         return {
-            # Divided here: XLA multiplies with a rounded inverse, and 97 of 97 would not be 1.
+            # Divide on the host: XLA multiplies by a rounded inverse, and 97 of 97 would not be 1.
             "accuracy": (right / count).astype(np.float32),
             "loss": _as_type(loss / count, kind),
             "consensus_distance": _as_type(np.asarray(jax.device_get(summary.consensus_distance)), kind),
@@ -200,11 +200,11 @@ class Evaluation:
             yield jax.device_get(self._programs["whole"](params, mean_model, *others, self._chosen, *self._test))
 
     def _of_nodes(self, values: np.ndarray) -> np.ndarray:
-        """Values of evaluated slots `[runs, slots, ...]` as those of evaluated nodes."""
+        """Selects the values of evaluated nodes from those of evaluated slots `[runs, slots, ...]`."""
         return np.stack([run[found] for run, found in zip(values, self._slots.found, strict=True)])
 
     def _average(self, chunks: list[Any], metric: Metric) -> np.ndarray:
-        """The mean over chunks by their weights; NaN where these are 0."""
+        """Returns the weighted mean over chunks; NaN where the weights are 0."""
         kind = chunks[0][0].dtype
         weights = _total(weights for _, weights in chunks)
         total = _total(_double(values) * weights for values, weights in chunks)
@@ -215,7 +215,7 @@ class Evaluation:
 
 
 def _chunks(count: int, most: int) -> list[tuple[int, int]]:
-    """Where chunks of at most `most` examples begin and end: of equal size where one of at least half of that divides.
+    """Returns the bounds of chunks of at most `most` examples; equal chunks if a size above `most / 2` divides `count`.
 
     >>> _chunks(10, 4), _chunks(6, 3)
     ([(0, 4), (4, 8), (8, 10)], [(0, 3), (3, 6)])
@@ -235,5 +235,5 @@ def _total(values: Iterable[Any]) -> np.ndarray:
 
 
 def _as_type(values: np.ndarray, kind: np.dtype[Any]) -> np.ndarray:
-    """The values in a type that files know: those of models in half precision as float32."""
+    """Converts values to a type that NumPy can save; half precision becomes float32."""
     return np.asarray(values, np.promote_types(kind, np.float32) if kind.kind == "f" else np.float32)

@@ -1,4 +1,4 @@
-"""Do the pieces of a run fit together? Found by tracing them; nothing is compiled."""
+"""Checks that the parts of a run fit together, by tracing them. Nothing is compiled."""
 
 import contextlib
 import functools
@@ -22,8 +22,8 @@ from dcliques_jax.results import MEASURED, State
 INITS = ("shared", "averaged", "independent")
 
 _SLOW_CONVOLUTION = (
-    "the model has convolutions that XLA runs many times slower on CPUs than those of dcliques_jax.layers.Conv, which "
-    "takes the place of flax's nn.Conv and has the same parameters"
+    "the model has convolutions that XLA runs many times slower on CPUs than dcliques_jax.layers.Conv, which "
+    "replaces flax's nn.Conv and has the same parameters"
 )
 _CONTRACT = (
     "pass Algorithm(network(topology), init(params, network), step(params, gradients, state, network, round)), for "
@@ -32,7 +32,7 @@ _CONTRACT = (
 
 
 def check_algorithm(algorithm: Any) -> None:
-    """Raises a `ValueError` for what is not an algorithm, or one whose functions take other arguments."""
+    """Raises a `ValueError` unless the value is an `Algorithm` whose functions take the right arguments."""
     if not isinstance(algorithm, Algorithm):
         raise ValueError(f"algorithm={algorithm!r} is not an algorithm: {_CONTRACT}")
     for name, count in (("network", 1), ("init", 2), ("step", 5)):
@@ -43,31 +43,32 @@ def check_algorithm(algorithm: Any) -> None:
             inspect.signature(function).bind(*[None] * count)
         except TypeError as error:
             raise ValueError(f"algorithm.{name} does not take {count} arguments ({error}): {_CONTRACT}") from None
-        except ValueError:  # a function that does not tell its arguments
+        except ValueError:  # a function without a signature
             continue
 
 
 def make_network(run: Run, algorithm: Algorithm) -> Network:
-    """Who talks to whom in a run, if that is what the algorithm requires."""
+    """Builds the network of a run and checks that it meets the requirements of the algorithm."""
     network = algorithm.network(run.topology)
     if not isinstance(network, Network) or not all(isinstance(weights, mixing.Weights) for weights in network):
         raise ValueError(f"algorithm.network returns {network!r}: it must return algorithms.Network(gossip, gradients)")
     mixing.check_gossip(network.gossip, run.topology, algorithm.traits.requires)
     if network.gradients.num_nodes != run.topology.num_nodes:
         raise ValueError(
-            f"gradient_weights are for {network.gradients.num_nodes} nodes, the topology has {run.topology.num_nodes}"
+            f"gradient_weights are for {network.gradients.num_nodes} nodes, but the topology has "
+            f"{run.topology.num_nodes}"
         )
     return network
 
 
 def check_metrics(given: Any) -> dict[str, Metric]:
-    """The metrics by their names, if they are functions and the names are free."""
+    """Returns the metrics by name, after checking the functions and the names."""
     if given is not None and not isinstance(given, Mapping):
         raise ValueError(f"metrics={given!r} must be a dictionary, metrics={{'name': fn}}")
     found = {}
     for name, metric in (given or {}).items():
         if not isinstance(name, str) or not name or "/" in name:
-            raise ValueError(f"metrics are named by strings without '/', not by {name!r}")
+            raise ValueError(f"names of metrics must be strings without '/', not {name!r}")
         if name in (*MEASURED, "round", "epoch", "seed", "node"):
             raise ValueError(f"metrics={{{name!r}: ...}} is measured already: choose another name")
         found[name] = as_metric(metric)
@@ -77,14 +78,14 @@ def check_metrics(given: Any) -> dict[str, Metric]:
 
 
 def check_fit(run: Run, plan: Plan, recipe: Recipe, network: Network) -> Any:
-    """Raises a `ValueError` where the pieces of a run do not fit together.
+    """Raises a `ValueError` if the parts of a run do not fit together.
 
-    Returns the shapes of one node's parameters, and of the algorithm's state; None of one that looks at values.
+    Returns the shapes of one node's parameters and of the algorithm's state; None for a state that depends on values.
     """
     params = _check_model(run, recipe)
     _check_init(recipe.init, params, run.data.num_nodes)
     _check_metrics(run, plan, recipe, params)
-    with contextlib.suppress(jax.errors.JAXTypeError):  # an algorithm that looks at values shows its errors later
+    with contextlib.suppress(jax.errors.JAXTypeError):  # an algorithm that depends on values is checked later
         num_nodes = run.data.num_nodes
         stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_nodes, *leaf.shape), leaf.dtype), params)
         state = jax.eval_shape(lambda params: as_arrays(recipe.algorithm.init(params, network)), stacked)
@@ -95,12 +96,12 @@ def check_fit(run: Run, plan: Plan, recipe: Recipe, network: Network) -> Any:
 
 
 def as_arrays(state: Any) -> Any:
-    """The state of an algorithm with arrays in place of Python's numbers."""
+    """Converts Python numbers in the state of an algorithm to arrays."""
     return jax.tree.map(jnp.asarray, state)
 
 
 def check_state(state: Any, num_nodes: int) -> None:
-    """Raises a `ValueError` unless every leaf of an algorithm's state is per node, or a scalar."""
+    """Raises a `ValueError` unless every leaf of an algorithm's state has one row per node or is a scalar."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         if leaf.shape[:1] not in ((), (num_nodes,)):
             raise ValueError(
@@ -110,7 +111,7 @@ def check_state(state: Any, num_nodes: int) -> None:
 
 
 def _check_model(run: Run, recipe: Recipe) -> Any:
-    """The shapes of one node's parameters, if model and loss fit the data."""
+    """Checks that model and loss fit the data; returns the shapes of one node's parameters."""
     model, dataset = recipe.model, run.data.dataset
     examples = dataset.train_inputs[:1].repeat(2, axis=0)
     params = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), examples)
@@ -132,7 +133,7 @@ def _check_model(run: Run, recipe: Recipe) -> Any:
 
 def _check_init(init: Any, params: Any, num_nodes: int) -> None:
     if isinstance(init, State):
-        return  # checked where it is taken apart, when the algorithm's state is known
+        return  # checked by `state.start`, which knows the algorithm's state
     if isinstance(init, str):
         return _checks.choice("init", init, INITS)
     given, one = shapes(init), shapes(params)
@@ -159,7 +160,7 @@ def _check_metrics(run: Run, plan: Plan, recipe: Recipe, params: Any) -> None:
 
 
 def metric_checksums(run: Run, plan: Plan, recipe: Recipe, params: Any) -> dict[str, str]:
-    """Checksums of what metrics compute, by their names, for one node with parameters of these shapes."""
+    """Returns checksums of the lowered metrics by name, for one node with parameters of these shapes."""
     inputs, labels = evaluation_set(run.data.dataset, plan.evaluate_on)
     with cache_key.fresh_traces():
         texts = {
@@ -170,7 +171,7 @@ def metric_checksums(run: Run, plan: Plan, recipe: Recipe, params: Any) -> dict[
 
 
 def _check_step(algorithm: Algorithm, params: Any, state: Any, network: Network) -> None:
-    """Raises a `ValueError` unless a step returns parameters and state as it gets them."""
+    """Raises a `ValueError` unless a step returns parameters and state of the same structure and shapes as it takes."""
 
     def step(params: Any, gradients: Any, state: Any, nodes: Any, key: Any) -> Any:
         round = Round(jnp.zeros((), jnp.int32), key, nodes, lambda other: other)
@@ -197,7 +198,7 @@ def _check_step(algorithm: Algorithm, params: Any, state: Any, network: Network)
 
 
 def shapes(tree: Any, *, exactly: bool = False) -> dict[str, str]:
-    """Type and shape of every leaf by its place in the tree; all floating-point types are alike unless `exactly`."""
+    """Returns type and shape of every leaf by path. Floating-point types count as equal unless `exactly`."""
 
     def described(leaf: Any) -> str:
         array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)

@@ -1,4 +1,4 @@
-"""Ctrl-C: pressed once it asks a run to stop soon, pressed again it ends the run at once."""
+"""Handles Ctrl-C: the first stops a run soon, the second immediately."""
 
 import contextlib
 import signal
@@ -10,9 +10,9 @@ from types import FrameType
 
 @contextlib.contextmanager
 def noticed() -> Iterator[Callable[[], bool]]:
-    """Yields a function that tells whether Ctrl-C was pressed inside; the second time raises `KeyboardInterrupt`.
+    """Yields a function that returns whether Ctrl-C was pressed. The second Ctrl-C raises `KeyboardInterrupt`.
 
-    Python handles signals in its main thread. In other threads, and where a handler has been set, nothing changes.
+    Python handles signals in its main thread. In other threads, and if the user has set a handler, nothing changes.
     """
     pressed = False
 
@@ -21,8 +21,8 @@ def noticed() -> Iterator[Callable[[], bool]]:
         if pressed:
             signal.default_int_handler(number, frame)
         pressed = True
-        with contextlib.suppress(OSError, ValueError):  # whoever read it may be gone
-            print("\nCtrl-C: the run stops soon. Press it again to stop at once.", file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed
+            print("\nCtrl-C: the run stops soon. Press again to stop immediately.", file=sys.stderr)
 
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -1,8 +1,8 @@
 """How runs are stored on devices.
 
-Nodes come in two orders. That of the topology is the user's, that of `Result` and of checkpoints, whatever the devices.
-In the order of storage, of slots, programs run: clique by clique, so that gossip reads most neighbours from the cache,
-and on a mesh in equal parts, with empty slots where nodes do not divide.
+Nodes have two orders. The user, `Result` and checkpoints see the order of the topology, on any devices. Programs use
+the order of storage, the slots: clique by clique, so that gossip reads most neighbours from the cache. On a mesh each
+device holds the same number of slots; some are empty if nodes do not divide evenly.
 """
 
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from dcliques_jax.topologies import Topology
 
 
 class Layout(NamedTuple):
-    """How runs that are simulated at once are stored."""
+    """How runs that are simulated together are stored."""
 
     runs: list[Run]
     recipe: Recipe
@@ -34,7 +34,7 @@ class Layout(NamedTuple):
 
     @property
     def num_slots(self) -> int:
-        """Of a run."""
+        """Number of slots of a run."""
         return len(self.placements[0].order)
 
     @property
@@ -43,12 +43,12 @@ class Layout(NamedTuple):
         return np.stack([placement.slots for placement in self.placements])
 
     def of_nodes(self, values: np.ndarray) -> np.ndarray:
-        """What was measured in every slot, `[runs, .., slots]`, as that of every node, `[runs, .., nodes]`."""
+        """Converts values per slot, `[runs, .., slots]`, to values per node, `[runs, .., nodes]`."""
         return np.stack([run[..., slots] for run, slots in zip(values, self.slots, strict=True)])
 
 
 def make_layout(runs: list[Run], recipe: Recipe, mesh: Mesh | None) -> Layout:
-    """Clique by clique; on a mesh whole cliques on one device."""
+    """Stores nodes clique by clique; on a mesh each clique on one device."""
     if mesh is None:
         return Layout(runs, recipe, [_on_one_device(run.topology) for run in runs], None, None)
     placements = [placement.place(run.topology, mesh.size) for run in runs]
@@ -66,14 +66,14 @@ def _on_one_device(topology: Topology) -> Placement:
 
 
 def stack_runs(trees: list[Any], numpy: Any = jnp) -> Any:
-    """Pytrees of several runs as one, runs first."""
+    """Stacks the pytrees of several runs, with the runs on the first axis."""
     if numpy is np and len(trees) == 1:
         return jax.tree.map(lambda leaf: leaf[None], trees[0])  # no copy
     return jax.tree.map(lambda *leaves: (jnp if transfer.is_key(leaves[0]) else numpy).stack(leaves), *trees)
 
 
 def store_network(layout: Layout, networks: list[Network]) -> Network:
-    """The networks of all runs between slots, with the runs first."""
+    """Stores the networks of all runs on the devices, in the order of slots, with the runs on the first axis."""
     networks = over_weights(to_common_form, networks)
     moved = [
         Network(*(weights.reordered(placement.order) for weights in network))
@@ -87,7 +87,7 @@ def store_network(layout: Layout, networks: list[Network]) -> Network:
 
 
 def host_data(layout: Layout, plan: Plan, keys: list[Any]) -> Data:
-    """What stays the same in all rounds, on the host; `keys` are those of the runs."""
+    """Returns the constant data of all rounds, on the host. `keys` are those of the runs."""
     each = zip(layout.runs, layout.placements, keys, strict=True)
     data: Data = stack_runs([_data_of_run(plan, *of_run) for of_run in each], np)
     return data
@@ -108,7 +108,7 @@ def _data_of_run(plan: Plan, run: Run, placement: Placement, key: Any) -> Data:
 
 
 def store_data(layout: Layout, data: Data) -> Data:
-    """What stays the same in all rounds, on devices; examples by their number on a device."""
+    """Stores the constant data of all rounds on devices. Examples are numbered per device."""
     if layout.mesh is None or layout.examples_on_device is None:
         return jax.tree.map(jnp.asarray, data)
     held = layout.examples_on_device
@@ -123,13 +123,13 @@ def store_data(layout: Layout, data: Data) -> Data:
 
 
 def host_examples(dataset: Dataset) -> Examples:
-    """All training examples, on the host."""
+    """Returns all training examples, on the host."""
     inputs = dataset.train_inputs if dataset.byte_scale is None else dataset.train_bytes
     return Examples(inputs, dataset.byte_scale, dataset.train_labels)
 
 
 def store_examples(layout: Layout) -> Examples:
-    """All training examples; on a mesh those that each device needs."""
+    """Stores all training examples; on a mesh each device gets the examples that it needs."""
     inputs, byte_scale, labels = host_examples(layout.runs[0].data.dataset)
     if layout.mesh is None or layout.examples_on_device is None:
         return Examples(jnp.asarray(inputs), byte_scale, jnp.asarray(labels))
@@ -140,14 +140,14 @@ def store_examples(layout: Layout) -> Examples:
 
 
 class EvaluatedSlots(NamedTuple):
-    """Which slots are evaluated."""
+    """The evaluated slots."""
 
-    chosen: jax.Array | None  # [runs, ..] of each device, as many for each, -1 for none; None: all
-    found: np.ndarray  # [runs, eval_nodes] where each node is among all that are evaluated
+    chosen: jax.Array | None  # [runs, ..] of each device, padded with -1; None: all slots
+    found: np.ndarray  # [runs, eval_nodes] index of each node among the evaluated slots
 
 
 def evaluated_slots(layout: Layout, plan: Plan) -> EvaluatedSlots:
-    """The slots of the nodes that are evaluated."""
+    """Returns the slots of the evaluated nodes."""
     if plan.eval_nodes is None:
         return EvaluatedSlots(None, layout.slots)
     slots = np.stack([p.slots[plan.nodes(run)] for run, p in zip(layout.runs, layout.placements, strict=True)])

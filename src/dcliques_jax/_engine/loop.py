@@ -21,7 +21,7 @@ from dcliques_jax.results import MEASURED, History, Record, State
 
 @dataclasses.dataclass
 class Callbacks:
-    """What happens at an evaluation, and in between."""
+    """Callbacks at evaluations and between them."""
 
     on_evaluation: Callable[[Record], Any]
     progress: bool
@@ -29,21 +29,21 @@ class Callbacks:
     may_stop: bool = True
 
     def wants_to_stop(self, record: Record) -> bool:
-        """Tells the user's callback; whether it wants to stop, and may."""
+        """Calls the user's callback and returns whether to stop."""
         answer = self.on_evaluation(record)
-        # One truth value of any kind stops. Loggers return other things.
+        # A boolean scalar of any kind stops. Loggers may return other values, which do not.
         arrays_too = isinstance(answer, (np.ndarray, jax.Array)) and answer.shape == () and answer.dtype == np.bool_
         return self.may_stop and (arrays_too or isinstance(answer, (bool, np.bool_))) and bool(answer)
 
 
 class Outcome(NamedTuple):
-    """What runs that were simulated at once leave behind, runs first."""
+    """Outcome of runs that were simulated together. Arrays have the runs on their first axis."""
 
     state: State  # in the order of the topology
     records: list[Record]
-    program: str  # a checksum of the compiled program
-    memory: int  # bytes of device memory that rounds take at their peak
-    interrupted: bool  # whether Ctrl-C ended them
+    program: str  # checksum of the compiled program
+    memory: int  # peak device memory of a round, in bytes
+    interrupted: bool  # whether Ctrl-C stopped the runs
 
 
 def train(
@@ -53,11 +53,11 @@ def train(
     checkpoints: Checkpoints,
     identity: Callable[[], dict[str, Any]],
 ) -> Outcome:
-    """Runs a simulation by its schedule, from the last checkpoint on."""
+    """Runs a simulation by its schedule, starting from the last checkpoint."""
     per_epoch = simulation.plan.rounds_per_epoch
     restored = checkpoints.restore(identity, simulation.starts, schedule, per_epoch)
     starts, records, losses = restored or (None, [], None)
-    # What was restored is told again, so that a callback that counts or stops does what it did before.
+    # Replay restored records, so that a callback that counts or stops behaves as before.
     stopped = [callbacks.wants_to_stop(simulation.for_user(record)) for record in records][-1:] == [True]
     schedule = schedule.after([record.round for record in records], losses.round if losses else schedule.evaluated[0])
     interrupted, memory = False, 0
@@ -76,7 +76,7 @@ def train(
             simulation.advance(stop, callbacks.interrupted, bar.update)
             if interrupted := simulation.round < stop:
                 break
-            # A result has one evaluation at least.
+            # A result has at least one evaluation.
             record = simulation.record(callbacks.interrupted if records else never)
             if interrupted := record is None:
                 break
@@ -95,13 +95,13 @@ def _shown(accuracy: np.ndarray) -> str:
 
 
 def _progress_bar(simulation: Simulation, schedule: Schedule, wanted: bool) -> Any:
-    """A bar in terminals and notebooks; none where nobody watches."""
-    with warnings.catch_warnings(action="ignore"):  # a notebook without ipywidgets gets a bar of text, and no lecture
+    """Returns a progress bar, disabled outside terminals and notebooks."""
+    with warnings.catch_warnings(action="ignore"):  # a notebook without ipywidgets gets a text bar
         from tqdm.auto import tqdm
 
     runs = simulation.layout.runs
     name = runs[0].topology.name + ("" if len(runs) == 1 else f", {len(runs)} seeds")
-    terminal = getattr(sys.stderr, "isatty", lambda: False)()  # there may be no stderr at all
+    terminal = getattr(sys.stderr, "isatty", lambda: False)()  # stderr may be None
     seen = (terminal or "ipykernel" in sys.modules) and "PYTEST_CURRENT_TEST" not in os.environ
     seen = seen and jax.process_index() == 0
     length = schedule.evaluated[-1] - schedule.evaluated[0]
@@ -110,7 +110,7 @@ def _progress_bar(simulation: Simulation, schedule: Schedule, wanted: bool) -> A
 
 @contextlib.contextmanager
 def _compiling(bar: Any) -> Iterator[None]:
-    """Says on a bar that is shown that programs are being compiled, and for how long."""
+    """Shows on the progress bar for how long programs have been compiling."""
     if bar.disable:
         yield
         return
@@ -128,11 +128,11 @@ def _compiling(bar: Any) -> Iterator[None]:
         finished.set()
         teller.join()
         bar.set_description_str(name)
-        bar.unpause()  # the time is that of rounds
+        bar.unpause()  # the bar measures the time of rounds only
 
 
 def make_history(outcomes: list[Outcome], runs: list[Run], plan: Plan, of_user: Callable[[Any], Any]) -> History:
-    """What was measured of all runs, which were begun with the same schedule."""
+    """Combines the records of all runs, which have the same schedule, into a history."""
 
     def together(name: str, extra: bool = False) -> np.ndarray:
         columns = [

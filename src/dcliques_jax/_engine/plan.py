@@ -1,4 +1,4 @@
-"""What was requested, checked: the runs, what they have in common, what is measured, and when."""
+"""The checked request: the runs, their common parts, what to measure and when."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,11 +14,11 @@ from dcliques_jax.metrics import Metric
 from dcliques_jax.partitions import PartitionedDataset
 from dcliques_jax.topologies import Topology
 
-_BATCH_SHARE = 128 / 500  # of a node's examples: the paper's batch size for MNIST on 100 nodes, and 13 on 1000
+_BATCH_SHARE = 128 / 500  # of a node's examples: the paper's batch size for MNIST on 100 nodes; gives 13 on 1000
 
 
 class Run(NamedTuple):
-    """What differs between runs that are simulated together."""
+    """The parts that differ between runs that are simulated together."""
 
     topology: Topology
     data: PartitionedDataset
@@ -26,7 +26,7 @@ class Run(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """What they have in common."""
+    """The parts that all runs share."""
 
     model: models.Model
     model_name: str
@@ -37,42 +37,42 @@ class Recipe(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """In which batches runs go through their examples, and what is evaluated."""
+    """The batches of runs, and what to evaluate."""
 
     batch_size: int  # of the largest node
     rounds_per_epoch: int
-    largest: int  # examples of the largest node of all runs
-    width: int  # of the longest list of examples
-    ragged: bool  # whether lists of runs differ in length
+    largest: int  # number of examples of the largest node of all runs
+    width: int  # length of the longest list of examples
+    ragged: bool  # whether the lists of runs differ in length
     eval_nodes: int | list[int] | None
     eval_examples: int | None
     evaluate_on: str  # "test" or "validation"
 
     def nodes(self, run: Run) -> np.ndarray:
-        """The nodes of a run that are evaluated."""
+        """Returns the evaluated nodes of a run."""
         if isinstance(self.eval_nodes, list):
             return np.array(self.eval_nodes)
         return _subset(self.eval_nodes, run.data.num_nodes, _random.generator(run.seed, 1))
 
     def examples(self, run: Run) -> np.ndarray:
-        """The examples that they are evaluated on."""
+        """Returns the evaluated examples of a run."""
         available = len(evaluation_set(run.data.dataset, self.evaluate_on)[1])
         return _subset(self.eval_examples, available, _random.generator(run.seed, 2))
 
 
 class Schedule(NamedTuple):
-    """How long runs last, and when they are evaluated."""
+    """The length of runs, and when to evaluate them."""
 
-    requested: dict[str, Any]  # in epochs or rounds
-    evaluated: list[int]  # the rounds after which models are evaluated: the first, .., the last
+    requested: dict[str, Any]  # the requested length, in epochs or rounds, and `eval_every`
+    evaluated: list[int]  # the rounds after which to evaluate, from the first to the last
 
     def after(self, evaluated: list[int], last: int) -> "Schedule":
-        """The schedule of a run that has been evaluated after these rounds already, and is at round `last`."""
+        """Returns the schedule of a run that is at round `last` and was evaluated after the rounds `evaluated`."""
         later = [at for at in self.evaluated if at >= last and not (evaluated and at <= evaluated[-1])]
         return self._replace(evaluated=evaluated + later)
 
     def extension(self, last: int, rounds_per_epoch: int) -> int:
-        """By how much to extend the schedule for a run that is at round `last`, in epochs or rounds."""
+        """Returns the extension, in epochs or rounds, that a run at round `last` needs."""
         trained = last - self.evaluated[0]
         if "rounds" in self.requested:
             return trained - self.requested["rounds"]
@@ -80,7 +80,7 @@ class Schedule(NamedTuple):
 
 
 def evaluation_set(dataset: Dataset, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and labels of the split that models are evaluated on."""
+    """Returns inputs and labels of the evaluated split."""
     if split == "test":
         return dataset.test_inputs, dataset.test_labels
     if dataset.validation_inputs is None or dataset.validation_labels is None:
@@ -92,14 +92,14 @@ def evaluation_set(dataset: Dataset, split: str) -> tuple[np.ndarray, np.ndarray
 
 
 def make_runs(topology: Any, dataset: Any, seed: int, seeds: Sequence[int] | None) -> list[Run]:
-    """One run for each seed. Topologies and data sets may be lists, one for each seed."""
+    """Makes one run per seed. Topologies and data sets may be lists with one entry per seed."""
     if seeds is not None and seed != 0:
         raise ValueError(f"seed={seed} and seeds={seeds}: pass either, not both")
     if seeds is None:
         seed = _checks.integer("seed", seed, 0, 2**32 - 1)
         return [Run(topology, _partitioned(topology, dataset, seed), seed)]
     if np.ndim(seeds) != 1 or len(seeds) == 0:
-        raise ValueError(f"seeds={seeds!r} must be a list of integers, one for each run")
+        raise ValueError(f"seeds={seeds!r} must be a list of integers, one per run")
     numbers = [_checks.integer("seeds", number, 0, 2**32 - 1) for number in seeds]
     topologies, datasets = (
         _one_each(name, value, len(numbers)) for name, value in (("topology", topology), ("dataset", dataset))
@@ -110,11 +110,11 @@ def make_runs(topology: Any, dataset: Any, seed: int, seeds: Sequence[int] | Non
     ]
     for run in runs[1:]:
         if run.data.dataset is not runs[0].data.dataset:
-            raise ValueError(f"the data of seed {run.seed} is not split from the same Dataset as that of {numbers[0]}")
+            raise ValueError(f"the data of seed {run.seed} is not from the same Dataset as that of seed {numbers[0]}")
         if run.data.num_nodes != runs[0].data.num_nodes:
             raise ValueError(
                 f"the data of seed {run.seed} is split over {run.data.num_nodes} nodes, that of seed {numbers[0]} over "
-                f"{runs[0].data.num_nodes}: pass as many nodes for every seed"
+                f"{runs[0].data.num_nodes}: use as many nodes for every seed"
             )
     return runs
 
@@ -123,7 +123,7 @@ def _one_each(name: str, value: Any, count: int) -> list[Any]:
     if not isinstance(value, (list, tuple)):
         return [value] * count
     if len(value) != count:
-        raise ValueError(f"{name} is a list of {len(value)} for {count} seeds: pass one for each seed, or one for all")
+        raise ValueError(f"{name} is a list of {len(value)} for {count} seeds: pass one per seed, or one for all")
     return list(value)
 
 
@@ -136,8 +136,8 @@ def _partitioned(topology: Topology, dataset: PartitionedDataset | Dataset, seed
         raise ValueError(f"dataset={dataset!r} is not a data set: build one with dcliques_jax.datasets and .partitions")
     if topology.num_nodes != dataset.num_nodes:
         raise ValueError(
-            f"the topology has {topology.num_nodes} nodes but the data is split over {dataset.num_nodes}: build both "
-            "for the same number"
+            f"the topology has {topology.num_nodes} nodes but the data is split over {dataset.num_nodes}: use the "
+            "same number for both"
         )
     return dataset
 
@@ -150,7 +150,7 @@ def make_plan(
     eval_examples: int | None = None,
     evaluate_on: str = "test",
 ) -> Plan:
-    """The plan that all runs follow."""
+    """Makes the plan of all runs."""
     data = runs[0].data
     largest = max(int(run.data.sizes.max()) for run in runs)
     widths = {run.data.indices.shape[1] for run in runs}
@@ -179,7 +179,7 @@ def make_schedule(
     extend: int = 0,
     eval_every: int | Sequence[int] = 1,
 ) -> Schedule:
-    """The schedule of runs that are at round `first`."""
+    """Makes the schedule of runs that are at round `first`."""
     if epochs is not None and rounds is not None:
         raise ValueError(f"epochs={epochs} and rounds={rounds}: pass either, not both")
     if rounds is not None:
@@ -201,7 +201,7 @@ def make_schedule(
 
 
 def _numbers(name: str, values: Any, most: int, why: str) -> list[int]:
-    """Different whole numbers from 0 to `most`."""
+    """Checks that the values are different integers from 0 to `most`."""
     found = [_checks.integer(name, value, 0, most, why) for value in values]
     if len(set(found)) != len(found) or not found:
         raise ValueError(f"{name}={values!r} must hold different numbers, and at least one")
@@ -209,5 +209,5 @@ def _numbers(name: str, values: Any, most: int, why: str) -> list[int]:
 
 
 def _subset(count: int | None, available: int, rng: np.random.Generator) -> np.ndarray:
-    """All, or that many at random, of 0 .. available - 1; in order."""
+    """Returns all or `count` random numbers of 0 .. available - 1, sorted."""
     return np.arange(available) if count is None else np.sort(rng.choice(available, count, replace=False))

@@ -1,8 +1,8 @@
 """The compiled rounds.
 
-Several runs may be simulated at once: all that differs between them has the runs on its first axis. Inside a run, nodes
-are stored in slots, in the order `Data.nodes`. On a mesh every device has its part of the slots, runs the same program
-on it and talks to others only where `Weights` do.
+Several runs may be simulated together: arrays that differ between runs have the runs on their first axis. Within a run,
+nodes are stored in slots, in the order `Data.nodes`. On a mesh each device runs the same program on its slots and
+communicates with other devices only through `Weights`.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ Params = Any
 REPLICATED = PartitionSpec()  # the same on all devices
 IN_PARTS = PartitionSpec(None, transfer.AXIS)  # [runs, slots, ...]
 _MEASURED = PartitionSpec(None, None, transfer.AXIS)  # [runs, rounds, slots]
-_STEPS = 2**32 - 1  # folded into the key of a run for what steps draw; epochs, which it is folded into too, are fewer
+_STEPS = 2**32 - 1  # folded into the key of a run for draws of steps; no epoch, also folded in, gets as large
 
 
 class Program(NamedTuple):
-    """What rounds depend on besides the shapes of their arguments."""
+    """The static parts of rounds, besides the shapes of their arguments."""
 
     apply: Any  # (params, inputs) -> logits, for one node
     loss_fn: Any  # (logits, labels) -> losses, for one batch
@@ -36,40 +36,40 @@ class Program(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """Training examples, the same for all runs; on a mesh those of each device in turn, as many for each."""
+    """Training examples, shared by all runs. On a mesh each device holds equally many of its own."""
 
-    inputs: Any  # [train, ...] as bytes where the data set knows them
+    inputs: Any  # [train, ...] as bytes if the data set has them
     byte_scale: tuple[Any, Any] | None  # (scale, shift) of the bytes, numbers or arrays
     labels: Any  # [train]
 
 
 class Data(NamedTuple):
-    """What stays the same in all rounds of a run."""
+    """The constant data of all rounds of a run."""
 
     examples: Any  # [runs, slots, width] the training examples of the node in each slot
-    sizes: Any  # [runs, slots] their number; 0 in an empty slot
-    nodes: Any  # [runs, slots] the number of the node, -1 in an empty slot
-    bounds: Any  # [runs, slots, rounds per epoch + 1] where its batches begin and end
+    sizes: Any  # [runs, slots] number of these examples; 0 in an empty slot
+    nodes: Any  # [runs, slots] the node in each slot, -1 in an empty slot
+    bounds: Any  # [runs, slots, rounds per epoch + 1] bounds of its batches
     key: Any  # [runs, 2] the data of a threefry key
-    width: Any  # [runs] the longest list of examples of a run; None if they are of equal length
+    width: Any  # [runs] length of the longest list of examples of a run; None if equal for all runs
 
 
 def data_specs(data: Data) -> Any:
-    """How data lie on a mesh."""
+    """Returns the sharding of the data on a mesh."""
     return Data(IN_PARTS, IN_PARTS, IN_PARTS, IN_PARTS, REPLICATED, None if data.width is None else REPLICATED)
 
 
 class Carry(NamedTuple):
-    """What a round hands to the next."""
+    """The state that a round passes to the next."""
 
     params: Params  # [runs, slots, ...] in every leaf
     algorithm: Any  # [runs, slots, ...] or [runs] in every leaf
-    order: Any  # [runs, slots, width] in which each node goes through its examples in this epoch
-    round: jax.Array  # [runs] rounds run so far, the same for all
+    order: Any  # [runs, slots, width] order of each node's examples in this epoch
+    round: jax.Array  # [runs] number of rounds so far, equal for all runs
 
 
 def over_runs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`jax.vmap` over runs. The program of a single run is spared the axis."""
+    """Lifts a function over runs with `jax.vmap`. A single run is computed without the axis."""
 
     def lifted(*args: Any) -> Any:
         if len(jax.tree.leaves(args)[0]) > 1:
@@ -80,15 +80,15 @@ def over_runs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def on_devices(function: Callable[..., Any], mesh: Mesh | None, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """A function of what a device holds, run by all devices of a mesh; without a mesh the function itself."""
+    """Runs a function of one device's data on all devices of a mesh; without a mesh returns the function itself."""
     if mesh is None:
         return function
-    # Values that differ between devices are not told from others in the carries of loops: nothing here needs it.
+    # `check_vma` would need carries of loops to mark values that differ between devices; nothing here uses it.
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def replicated(tree: Any, mesh: Mesh | None) -> Any:
-    """Small arrays, handed to all devices, so that every process can read them."""
+    """Replicates small arrays on all devices, so that every process can read them."""
     return tree if mesh is None else jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, REPLICATED))
 
 
@@ -103,9 +103,9 @@ def run(
     most_rounds: int,
     mesh: Mesh | None,
 ) -> tuple[Carry, tuple[jax.Array, jax.Array]]:
-    """Runs some rounds; returns the carry, and losses and batch sizes `[runs, most_rounds, slots]`, 0 after the last.
+    """Runs `num_rounds` rounds; returns the carry, and losses and batch sizes `[runs, most_rounds, slots]`, then 0.
 
-    How many is no constant: XLA would take the loop of a single round apart and round differently in it.
+    `num_rounds` is traced: XLA would unroll a constant loop of one round and round differently in it.
     """
 
     def all_runs(carry: Carry, network: Network, data: Data, examples: Examples, start: Any, num_rounds: Any) -> Any:
@@ -116,7 +116,7 @@ def run(
 
         return over_runs(of_run)(carry, network, data)
 
-    start = carry.round[0]  # not one for each run: a condition on it stays a condition under `vmap`
+    start = carry.round[0]  # shared by all runs, so that `vmap` keeps the condition on it
     in_parts = transfer.specs(carry)
     train = PartitionSpec(transfer.AXIS)
     in_specs = (
@@ -133,7 +133,7 @@ def run(
 
 
 def _one_round(program: Program, network: Network, data: Data, examples: Examples, start: jax.Array) -> Any:
-    """One round of one run, as the body of a loop over rounds after `start`."""
+    """Returns one round of one run, as the body of a loop over the rounds after `start`."""
 
     def loss(params: Params, inputs: jax.Array, labels: jax.Array, taken: jax.Array) -> jax.Array:
         losses = program.loss_fn(program.apply(params, inputs), labels)
@@ -167,13 +167,13 @@ def _one_round(program: Program, network: Network, data: Data, examples: Example
 
 
 def shuffled(data: Data, epoch: Any) -> jax.Array:
-    """The order in which the nodes of one run go through their examples in an epoch, `[slots, width]`."""
+    """Returns the order of the examples of each node of one run in an epoch, `[slots, width]`."""
     key = jax.random.wrap_key_data(data.key, impl="threefry2x32")
     return sampling.shuffle(key, epoch, data.examples.shape[1], data.sizes, data.nodes, data.width)
 
 
 def _taken(examples: Examples, chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Inputs and labels of some training examples, as the model sees them."""
+    """Returns inputs and labels of some training examples, as the model takes them."""
     inputs, labels = (array.at[chosen].get(mode="promise_in_bounds") for array in (examples.inputs, examples.labels))
     if examples.byte_scale is not None:
         scale, shift = (jnp.asarray(value, jnp.float32) for value in examples.byte_scale)

@@ -1,10 +1,10 @@
-"""Which examples a node sees in a round.
+"""The examples that nodes see in a round.
 
-Nodes sample without replacement inside an epoch: each goes through its examples in an order that is drawn anew for
-every epoch, `batch_size` at a time, and keeps a short last batch. Where nodes differ in size, `batch_size` is that of
-the largest and the others take proportionally smaller batches. So an epoch lasts equally many rounds for all, every
-example is seen exactly once, and every node counts the same in every round (eq. 1). Only a node with fewer examples
-than an epoch has rounds sits some of them out, with a gradient of zero.
+Nodes sample without replacement within an epoch: each takes `batch_size` examples at a time, in an order that is drawn
+for every epoch, and keeps a short last batch. If nodes differ in size, `batch_size` is that of the largest node and the
+others take proportionally smaller batches. So an epoch has the same number of rounds for all nodes, every example is
+seen exactly once, and every node counts the same in every round (eq. 1). Only a node with fewer examples than an epoch
+has rounds skips some rounds, with a gradient of zero.
 """
 
 import jax
@@ -13,13 +13,13 @@ import numpy as np
 
 from dcliques_jax._random import random_rows
 
-# Longest list whose positions fit beside enough random bits: one in 64 of its examples draws those of another, and
+# Longest list whose positions leave enough random bits: one in 64 of its examples draws the same bits as another, and
 # the two keep their order.
 _MOST_PACKED = 8192
 
 
 def rounds_per_epoch(sizes: np.ndarray, batch_size: int) -> int:
-    """Rounds until the largest node, and with it every other, has seen all its examples.
+    """Returns the number of rounds until every node has seen all its examples.
 
     >>> rounds_per_epoch(np.array([500, 500]), 128)
     4
@@ -28,9 +28,9 @@ def rounds_per_epoch(sizes: np.ndarray, batch_size: int) -> int:
 
 
 def bounds(sizes: np.ndarray, batch_size: int, largest: int | None = None) -> np.ndarray:
-    """Where the batches of each node begin and end in its list of examples, `[nodes, rounds per epoch + 1]`.
+    """Returns the bounds of the batches of each node in its list of examples, `[nodes, rounds per epoch + 1]`.
 
-    `largest` is the size of the node whose batches are whole, by default that of the largest of these.
+    `largest` is the size of the node with full batches, by default the largest of these.
 
     >>> bounds(np.array([500, 250, 2]), 128)
     array([[  0, 128, 256, 384, 500],
@@ -45,10 +45,10 @@ def bounds(sizes: np.ndarray, batch_size: int, largest: int | None = None) -> np
 def shuffle(
     key: jax.Array, epoch: jax.Array, width: int, sizes: jax.Array, nodes: jax.Array, own_width: jax.Array | None = None
 ) -> jax.Array:
-    """The order of an epoch in which some nodes go through their lists of examples, `[nodes, width]`.
+    """Draws the order of each node's examples in an epoch, `[nodes, width]`.
 
-    Lists are padded to length `width`; the padding stays behind. The order depends on the number of a node only, not on
-    where and beside which others it is stored. With an `own_width` it is that of lists padded to this length.
+    Lists are padded to length `width`; the padding stays at the end. The order depends on the number of the node, not
+    on its slot or on other nodes. With `own_width`, it is the same as for lists padded to that length.
     """
     if width > _MOST_PACKED:
         positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (len(nodes), width))
@@ -64,9 +64,9 @@ def shuffle(
     draws = random_rows(jax.random.fold_in(key, epoch), nodes, width, own_width)
     last = jnp.uint32(2**32 - 1)
     numbers = (jnp.where(positions < sizes[:, None], draws, last) >> bits << bits) | positions
-    if own_width is not None:  # positions that do not fit into the bits
+    if own_width is not None:  # mask positions that do not fit into the bits
         numbers = jnp.where(positions < own_width.astype(jnp.uint32), numbers, last)
-    # One sort of numbers that carry their position in the lowest bits: five times as fast on CPUs as `argsort`.
+    # Sort numbers with their position in the lowest bits: five times as fast on CPUs as `argsort`.
     order = jax.lax.sort(numbers, dimension=1, is_stable=False) & ((jnp.uint32(1) << bits) - 1)
     return order.astype(jnp.int32)
 
@@ -74,9 +74,9 @@ def shuffle(
 def batches(
     examples: jax.Array, order: jax.Array, bounds: jax.Array, step_in_epoch: jax.Array, batch_size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The mini-batches of all nodes in one round of an epoch, out of their lists of examples `[nodes, width]`.
+    """Selects the mini-batches of all nodes in one round of an epoch from their lists of examples `[nodes, width]`.
 
-    Returns examples `[nodes, batch_size]`, and which of them belong to the batch and do not only fill up the array.
+    Returns examples `[nodes, batch_size]`, and a mask that is False in the padding.
     """
     positions = bounds[:, step_in_epoch, None] + jnp.arange(batch_size)[None]
     taken = positions < bounds[:, step_in_epoch + 1, None]

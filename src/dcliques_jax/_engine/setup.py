@@ -1,4 +1,4 @@
-"""What was asked for, checked and put together: runs, plan, recipe and networks, from which simulations are made."""
+"""Checks the arguments of `simulate` and builds runs, plan, recipe and networks from them."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -17,25 +17,25 @@ from dcliques_jax.results import State
 
 
 class Setup(NamedTuple):
-    """All that runs need before they begin. Nothing is compiled yet."""
+    """The checked parts of all runs. Nothing is compiled yet."""
 
     runs: list[Run]
     plan: Plan
     recipe: Recipe
-    networks: list[Network]  # one for each run
+    networks: list[Network]  # one per run
     one_node: Any  # shapes of the parameters of one node
-    needed: memory.Forecast  # of one run
+    needed: memory.Forecast  # memory of one run
     mesh: Mesh | None
-    one_run: bool  # whether the user knows of no axis of runs
+    one_run: bool  # whether the user passed no `seeds`, so that results have no axis of runs
     on_nonfinite: str
 
     def runs_at_once(self) -> int:
-        """How many runs fit into memory: twice, since they are copied when they begin and end."""
+        """Returns how many runs fit into memory twice: they are copied at the start and at the end."""
         fitting = max(1, memory.available(self.mesh) // max(1, 2 * self.needed.total))
-        return min(len(self.runs), transfer.of_first_process(fitting))  # all processes must do the same
+        return min(len(self.runs), transfer.of_first_process(fitting))  # all processes must agree
 
     def simulation(self, start: int = 0, stop: int | None = None) -> Simulation:
-        """The simulation of some of the runs at once, by default of all."""
+        """Returns the simulation of some of the runs together, by default of all."""
         part, recipe = slice(start, stop), self.recipe
         if isinstance(recipe.init, State) and jax.numpy.ndim(recipe.init.round):
             recipe = recipe._replace(init=jax.tree.map(lambda leaf: leaf[part], recipe.init))
@@ -68,11 +68,11 @@ def make_setup(
     seeds: Sequence[int] | None,
     mesh: Mesh | None,
 ) -> Setup:
-    """Checks everything, before anything is compiled; see `dcliques_jax.simulate`."""
+    """Checks all arguments before anything is compiled; see `dcliques_jax.simulate`."""
     _checks.choice("on_nonfinite", on_nonfinite, ("raise", "warn"))
     mesh = None if mesh is None else guards.check_mesh(mesh)
     if not callable(loss_fn):
-        raise ValueError(f"loss_fn={loss_fn!r} is not a function: leave it out for cross-entropy")
+        raise ValueError(f"loss_fn={loss_fn!r} is not a function: omit it for cross-entropy")
     runs = make_runs(topology, dataset, seed, seeds)
     measured: dict[str, Any] = {"eval_nodes": eval_nodes, "eval_examples": eval_examples, "evaluate_on": evaluate_on}
     plan = make_plan(runs, batch_size=batch_size, **measured)
@@ -81,7 +81,7 @@ def make_setup(
     algorithm = algorithms.dsgd() if algorithm is None else algorithm
     fit.check_algorithm(algorithm)
     _check_seeds(init, len(runs))
-    # JAX keeps traces, and with them constants, for as long as a function lives: these live no longer than the call.
+    # JAX keeps traces and their constants while a function lives: wrap functions so that they live for one call.
     pair = models.Model(*map(functools.partial, models.as_model(model)))
     functions = (algorithm, functools.partial(loss_fn), init, fit.check_metrics(metrics))
     recipe = Recipe(pair, models.described(model), *functions)
@@ -96,9 +96,9 @@ def make_setup(
 
 
 def _check_seeds(init: Any, num_runs: int) -> None:
-    """Raises a `ValueError` for the state of another number of seeds."""
+    """Raises a `ValueError` if a state has another number of seeds."""
     if not isinstance(init, State):
         return
-    given = len(init.round) if jax.numpy.ndim(init.round) else 1  # runs of one state would all draw the same
+    given = len(init.round) if jax.numpy.ndim(init.round) else 1  # runs from one state would draw the same numbers
     if given != num_runs:
-        raise ValueError(f"init is the state of {given} seeds, but there are {num_runs}: pass as many")
+        raise ValueError(f"init is the state of {given} seeds, but there are {num_runs}: pass as many seeds as it has")

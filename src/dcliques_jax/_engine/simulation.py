@@ -1,4 +1,4 @@
-"""Runs that go forward: rounds and evaluations, whenever they are asked for."""
+"""Simulations, which run and evaluate on request."""
 
 import dataclasses
 import time
@@ -19,20 +19,20 @@ from dcliques_jax._mesh import transfer
 from dcliques_jax.algorithms import Network
 from dcliques_jax.results import MEASURED, Record, State
 
-_MOST_ROUNDS = 1024  # that are run at a time
-_MOST_LOSSES = 2**18  # that they return: as many as there are nodes in every round
-_PACE = 0.5  # seconds of rounds between two looks at Ctrl-C
+_MOST_ROUNDS = 1024  # per call of the program
+_MOST_LOSSES = 2**18  # that a call returns, one per node and round
+_PACE = 0.5  # seconds between two checks for Ctrl-C
 
 
 def never() -> bool:
-    """Nobody presses Ctrl-C."""
+    """Returns False: no interruption."""
     return False
 
 
 class Simulation:
-    """Runs that go forward when told to; `dcliques_jax.prepare` makes one.
+    """Runs that the caller advances with `run` and measures with `evaluate`. Make one with `dcliques_jax.prepare`.
 
-    With `seeds=` everything has the seeds on its first axis.
+    With `prepare(seeds=...)` all arrays have the seeds on their first axis.
     """
 
     def __init__(
@@ -67,28 +67,29 @@ class Simulation:
 
     @property
     def round(self) -> int:
-        """Rounds run so far."""
+        """Number of rounds so far."""
         return self.losses.round
 
     @property
     def params(self) -> Any:
-        """The models of all nodes, a pytree of arrays `[nodes, ...]` in the order of the topology; a copy."""
+        """Copy of the models of all nodes, a pytree of arrays `[nodes, ...]` in the order of the topology."""
         return self.state.params
 
     @property
     def state(self) -> State:
-        """All that the next round needs, in the order of the topology; a copy, for `simulate(init=...)`."""
+        """Copy of the state in the order of the topology, for `simulate(init=...)`."""
         return self.of_user(self.state_of_runs())
 
     def run(self, rounds: int) -> None:
-        """Runs that many rounds.
+        """Runs some rounds. The first call compiles them; later calls, with any number of rounds, compile nothing.
 
-        The first call compiles the rounds; later ones, of any number of rounds, compile nothing.
+        Args:
+          rounds: number of rounds to run.
         """
         self.advance(self.round + _checks.integer("rounds", rounds, 0))
 
     def evaluate(self) -> Record:
-        """Measures all models; `train_loss` is that of the rounds since the last evaluation."""
+        """Measures all models. `train_loss` covers the rounds since the last evaluation."""
         record = self.record()
         assert record is not None
         return self.for_user(record)
@@ -96,7 +97,7 @@ class Simulation:
     # For the loop
 
     def begin(self, starts: list[State] | None = None, losses: Losses | None = None) -> None:
-        """Compiles the rounds and puts states, by default those before the first round, on the devices."""
+        """Compiles the rounds and stores states, by default the initial ones, on the devices."""
         if starts is not None and losses is not None:
             self._starts, self.losses = starts, losses
         self._carry = state.store(self.layout, self.plan, self._starts, self._data)
@@ -110,15 +111,15 @@ class Simulation:
     def advance(
         self, stop: int, interrupted: Callable[[], bool] = never, on_rounds: Callable[[int], Any] = lambda _: None
     ) -> None:
-        """Runs up to round `stop`, or until it is interrupted: about half a second at a time, or a round.
+        """Runs up to round `stop` or until interrupted, in calls of about half a second or at least one round.
 
-        `on_rounds` is told how many rounds were run.
+        `on_rounds` is called with the number of rounds of each call.
         """
         if self._program is None:
             self.begin()
         while self.round < stop:
             count = 0 if interrupted() else min(stop - self.round, self._pace)
-            count = transfer.of_first_process(count)  # all processes must do the same
+            count = transfer.of_first_process(count)  # all processes must agree
             if count == 0:
                 break
             started = time.monotonic()
@@ -130,13 +131,13 @@ class Simulation:
             on_rounds(count)
 
     def _run(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Runs some rounds at once; their losses and batch sizes, `[runs, rounds, nodes]`."""
+        """Runs `count` rounds in one call; returns losses and batch sizes, `[runs, rounds, nodes]`."""
         self._carry, measured = self._program(self._carry, *self._constants, count)
         losses, counts = (self.layout.of_nodes(values[:, :count]) for values in jax.device_get(measured))
         return losses, counts
 
     def prepare_evaluation(self) -> None:
-        """Compiles the evaluation, if that was not done."""
+        """Compiles the evaluation if it is not compiled yet."""
         if self._program is None:
             self.begin()
         if self._evaluation is None:
@@ -144,7 +145,7 @@ class Simulation:
             self._evaluation = Evaluation(self.layout, self.plan, self._carry, self._constants[1].nodes)
 
     def record(self, interrupted: Callable[[], bool] = never) -> Record | None:
-        """What is measured now, with the axis of runs; None if that was interrupted."""
+        """Measures all models, with the axis of runs; returns None if interrupted."""
         self.prepare_evaluation()
         assert self._evaluation is not None
         assert self._carry is not None
@@ -159,37 +160,37 @@ class Simulation:
         return Record(round=self.round, epoch=epoch, models=lambda: self.state_of_runs().params, **measured)
 
     def state_of_runs(self) -> State:
-        """The state of all runs in the order of the topology, with the axis of runs, on the host."""
+        """Returns the state of all runs in the order of the topology, with the axis of runs, on the host."""
         if self._carry is None:
             self.begin()
         assert self._carry is not None
         return state.in_topology_order(self.layout, self._carry, self._keys)
 
     def of_user(self, tree: Any) -> Any:
-        """Arrays without the axis of runs if the user knows of none."""
+        """Removes the axis of runs unless the user passed `seeds`."""
         return jax.tree.map(lambda leaf: leaf[0], tree) if self.one_run else tree
 
     def for_user(self, record: Record) -> Record:
-        """A record that cannot be changed, without the axis of runs if the user knows of none."""
+        """Returns a read-only record, without the axis of runs unless the user passed `seeds`."""
         for array in jax.tree.leaves([record.extra, *(getattr(record, name) for name in MEASURED)]):
             array.flags.writeable = False  # a callback must not change history
         measured: dict[str, Any] = {name: self.of_user(getattr(record, name)) for name in MEASURED}
-        measured["extra"] = {name: self.of_user(values) for name, values in record.extra.items()}  # in their order
+        measured["extra"] = {name: self.of_user(values) for name, values in record.extra.items()}  # keeps their order
         models = None if record.models is None else lambda: self.of_user(record.models())  # type: ignore[misc]
         return dataclasses.replace(record, **measured, models=models)
 
     @property
     def starts(self) -> list[State]:
-        """The states before the first round, until the simulation begins."""
+        """The initial states; empty after `begin`."""
         return self._starts
 
     @property
     def checksum(self) -> str:
-        """Of the compiled rounds as they are on one device, whatever the mesh: what is computed, not where."""
+        """Checksum of the rounds as lowered for one device, so that it does not depend on the mesh."""
         return self._on_one_device.checksum
 
     def memory(self) -> int:
-        """Bytes of device memory that rounds take at their peak, data and all."""
+        """Returns the peak device memory of a round in bytes, including data."""
         if self._program is None:
             self.begin()
         needs: Any = self._program.memory_analysis()
@@ -211,7 +212,7 @@ class Simulation:
         return self._lower(ours, shapes, network, data, layout.host_examples(ours.runs[0].data.dataset))
 
     def _lower(self, ours: layout.Layout, carry: Any, network: Any, data: Any, examples: Any) -> cache_key.Lowered:
-        """The program of rounds, before it is compiled."""
+        """Lowers the program of rounds."""
         recipe, plan = ours.recipe, self.plan
         step = recipe.algorithm.step
         parts = Program(recipe.model.apply, recipe.loss_fn, step, plan.batch_size, plan.rounds_per_epoch)
@@ -219,21 +220,21 @@ class Simulation:
         return cache_key.lower(program.run, parts, carry, network, data, examples, 1, donate=(0,), **options)
 
     def _complain(self, trouble: str | None) -> None:
-        """Raises an error for non-finite numbers, or warns once."""
+        """Raises an error about non-finite numbers, or warns once."""
         if trouble and self._on_nonfinite == "raise":
-            raise FloatingPointError(f"{trouble}. Lower the learning rate, or pass on_nonfinite='warn' to go on.")
+            raise FloatingPointError(f"{trouble}. Lower the learning rate, or pass on_nonfinite='warn' to continue.")
         if trouble and not self._warned:
             _checks.warn(trouble, RuntimeWarning)
             self._warned = True
 
 
 def _most_rounds(layout: layout.Layout) -> int:
-    """Rounds to run at a time. Their losses must fit into little memory, however seldom models are evaluated."""
+    """Returns the maximum number of rounds per call, which bounds the memory of their losses."""
     return int(np.clip(_MOST_LOSSES // layout.num_slots, 1, _MOST_ROUNDS))
 
 
 def _nonfinite_losses(runs: list[Run], before: int, losses: np.ndarray) -> str | None:
-    """Where the first infinite or NaN loss appeared in the rounds after `before`, if any did."""
+    """Describes the first infinite or NaN loss in the rounds after `before`; None if all are finite."""
     for run, of_run in zip(runs, losses, strict=True):
         bad = ~np.isfinite(of_run)  # [rounds, nodes]
         if bad.any():
@@ -243,7 +244,7 @@ def _nonfinite_losses(runs: list[Run], before: int, losses: np.ndarray) -> str |
 
 
 def _nonfinite_models(simulation: Simulation, all_finite: np.ndarray, losses: np.ndarray) -> str | None:
-    """Which models have infinite or NaN parameters or test losses now, if any have."""
+    """Describes the models with infinite or NaN parameters or test losses; None if all are finite."""
     runs, number = simulation.layout.runs, simulation.round
     for run, finite, loss in zip(runs, all_finite, losses, strict=True):
         if not finite.all():

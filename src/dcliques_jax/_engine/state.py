@@ -1,4 +1,4 @@
-"""The states of runs: how they begin, how they are stored on devices, and back."""
+"""The states of runs: makes initial states, stores them on devices and fetches them."""
 
 import contextlib
 import functools
@@ -21,9 +21,9 @@ Params = Any
 
 
 def start(layout: Layout, networks: list[Network]) -> list[State]:
-    """The states before the first round in the topology's order, without the axis of runs.
+    """Returns the initial states in the topology's order, without the axis of runs.
 
-    Those of a mesh are made in the memory of the host, which is larger than that of a device.
+    For a mesh they are made on the host, which has more memory than a device.
     """
     recipe, runs = layout.recipe, layout.runs
     on_host = jax.default_device(jax.local_devices(backend="cpu")[0]) if layout.mesh else contextlib.nullcontext()
@@ -51,12 +51,12 @@ def _start(run: Run, recipe: Recipe, network: Network) -> State:
         if shapes(params) == shapes(one_node):
             params = broadcast_to_nodes(params, num_nodes)
     algorithm = as_arrays(recipe.algorithm.init(params, network))
-    check_state(algorithm, num_nodes)  # of one that could not be traced before
+    check_state(algorithm, num_nodes)  # again, for algorithms that could not be traced
     return State(params, algorithm, jnp.zeros((), jnp.int32), np.asarray(jax.random.key_data(key)))
 
 
 def random_params(init: Any, key: jax.Array, example: jax.Array, *, kind: str, num_nodes: int) -> Params:
-    """The initial parameters of all nodes of a run, `[nodes, ...]`; see `dcliques_jax.simulate`."""
+    """Draws the initial parameters of all nodes of a run, `[nodes, ...]`; see `dcliques_jax.simulate`."""
     if kind == "shared":
         return broadcast_to_nodes(init(key, example), num_nodes)
     params = jax.vmap(init, in_axes=(0, None))(jax.random.split(key, num_nodes), example)
@@ -66,12 +66,12 @@ def random_params(init: Any, key: jax.Array, example: jax.Array, *, kind: str, n
 
 
 def broadcast_to_nodes(params: Params, num_nodes: int) -> Params:
-    """The same parameters for every node."""
+    """Repeats the parameters of one node for all nodes."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_nodes, *jnp.shape(leaf))), params)
 
 
 def _continued(runs: list[Run], recipe: Recipe, networks: list[Network]) -> list[State]:
-    """The states that `init` holds, one for each run."""
+    """Returns the states in `init`, one per run."""
     given: State = recipe.init
     several = np.ndim(given.round) == 1
 
@@ -89,7 +89,7 @@ def _continued(runs: list[Run], recipe: Recipe, networks: list[Network]) -> list
 
 
 def _like(expected: Any, given: Any, name: str) -> Any:
-    """The arrays of a pytree in the structure of another with leaves of the same names; a copy."""
+    """Copies the arrays of a pytree into the structure of another with leaves of the same names."""
     found, wanted = named_leaves(name, given), jax.tree_util.tree_leaves_with_path(expected)
     names = ["/".join([name, *(jax.tree_util.keystr((p,), simple=True) for p in path)]) for path, _ in wanted]
     leaves = []
@@ -99,26 +99,26 @@ def _like(expected: Any, given: Any, name: str) -> Any:
         shape = None if array is None else array.shape[: array.ndim - is_key]
         if array is None or shape != leaf.shape:
             raise ValueError(
-                f"init has {place} of shape {shape}, but this run needs {leaf.shape}: continue a state with as many "
-                "nodes, and with the model and algorithm that it comes from"
+                f"init has {place} of shape {shape}, but this run needs {leaf.shape}: continue a state with its "
+                "number of nodes, and with the model and algorithm that it comes from"
             )
         value = jnp.array(array)
         leaves.append(jax.random.wrap_key_data(value) if is_key else value.astype(leaf.dtype))
     if found:
-        raise ValueError(f"init has {next(iter(found))}, which this model and algorithm do not have: pass those of it")
+        raise ValueError(f"init has {next(iter(found))}, but this run does not: pass the model and algorithm of init")
     return jax.tree.unflatten(jax.tree.structure(expected), leaves)
 
 
 def reordered(state: State, order: np.ndarray) -> State:
-    """The state of one run with node `order[k]` in slot k; -1 leaves a slot empty, whatever it holds."""
+    """Puts node `order[k]` of the state of one run into slot k. The values of an empty slot, -1, are arbitrary."""
     params, algorithm = jax.tree.map(lambda leaf: leaf[order] if np.ndim(leaf) else leaf, state[:2])
     return state._replace(params=params, algorithm=algorithm)
 
 
 def store(layout: Layout, plan: Plan, states: list[State], data: Data) -> Carry:
-    """States in the topology's order, as they are stored on devices. The list is emptied: it is as large as they."""
+    """Stores states, given in the topology's order, on the devices. Empties the list to free memory."""
     mesh, epoch, step = layout.mesh, *divmod(int(states[0].round), plan.rounds_per_epoch)
-    orders = np.zeros((len(states), layout.num_slots, plan.width), np.int32)  # drawn in the first round of an epoch
+    orders = np.zeros((len(states), layout.num_slots, plan.width), np.int32)  # the first round of an epoch draws them
     if step:
         draw = jax.jit(shuffled)
         for run in range(len(states)):
@@ -128,8 +128,8 @@ def store(layout: Layout, plan: Plan, states: list[State], data: Data) -> Carry:
     if mesh is not None:
         together = stack_runs(carries, np)
         return transfer.put(together, transfer.specs(together), mesh)
-    # The program takes over the carry's buffers, of which none may be the caller's. Stacking copies; reordered
-    # parameters, the largest part, are copies already.
+    # The program donates the carry's buffers, so none may belong to the caller. Stacking copies; reordered parameters,
+    # the largest part, are copies already.
     if len(carries) > 1:
         return stack_runs(carries)
     (only,) = carries
@@ -138,12 +138,12 @@ def store(layout: Layout, plan: Plan, states: list[State], data: Data) -> Carry:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _lifted(params: Any) -> Any:
-    """The parameters of a single run with an axis of runs, in the same memory."""
+    """Adds an axis of runs to the parameters of a single run, without a copy."""
     return jax.tree.map(lambda leaf: leaf[None], params)
 
 
 def in_topology_order(layout: Layout, carry: Carry, keys: np.ndarray) -> State:
-    """A stored carry in the topology's order, with the axis of runs; on the host, where there is room for a copy."""
+    """Copies a stored carry to the host, which has room for it, in the topology's order, with the axis of runs."""
     params, algorithm, number = jax.tree.map(transfer.fetched, (carry.params, carry.algorithm, carry.round))
     on_host = State(params, algorithm, number, keys)
     runs = [jax.tree.map(lambda leaf, run=run: leaf[run], on_host) for run in range(len(layout.runs))]

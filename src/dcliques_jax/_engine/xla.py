@@ -1,8 +1,8 @@
-"""Parts of a program that XLA compiles by themselves.
+"""Keeps XLA from fusing parts of a program.
 
-XLA fuses whatever it can. That is wrong where a result is read many times, as gossip reads every model once for each
-neighbour: fused with what computes them, the models are computed as often. It is wrong, too, where a transposition is
-folded into a product of small matrices, which then runs several times slower.
+Fusion is slow if a result is read many times: gossip reads every model once per neighbour, and fused with gossip the
+model is computed as many times. Fusion is slow, too, if XLA folds a transposition into a product of small matrices,
+which then runs several times slower.
 """
 
 import functools
@@ -14,9 +14,9 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 
 def unfused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function of arrays, computed from finished arguments into finished results.
+    """Wraps a function of arrays so that XLA fuses it neither with its arguments nor with its results.
 
-    On CPUs it stays a call, since `jax.lax.optimization_barrier` is removed there before fusion (jax 0.10).
+    On CPUs the function stays a call, since XLA removes `jax.lax.optimization_barrier` there before fusion (jax 0.10).
     """
     compiled = jax.jit(function)
 

@@ -1,4 +1,4 @@
-"""What devices cannot share is refused before anything runs on them."""
+"""Checks that a mesh and an algorithm can be used together, before anything runs."""
 
 from typing import Any
 
@@ -13,16 +13,16 @@ from dcliques_jax.algorithms import Network, Round
 
 
 def check_mesh(mesh: Any) -> Mesh:
-    """The mesh, if it has one axis named "nodes". What is on it is not known by its type: all may be mixed freely."""
+    """Checks that the mesh has one axis named "nodes"; returns it with automatic axis types."""
     if not isinstance(mesh, Mesh) or tuple(mesh.axis_names) != (AXIS,):
         raise ValueError(f"mesh={mesh!r} must have one axis named {AXIS!r}: pass jax.make_mesh((k,), ({AXIS!r},))")
     return Mesh(mesh.devices, mesh.axis_names)
 
 
 def check_separate(step: Any, params: Any, state: Any) -> None:
-    """Raises a `ValueError` if a step lets nodes see each other without weights: on a mesh it would miss most of them.
+    """Raises a `ValueError` if a step lets nodes see each other without weights: on a mesh it would miss most nodes.
 
-    Of three nodes with no weights between them the second is spoilt, which must change nothing but its own values.
+    The test sets the second of three nodes without weights between them to NaN. The others must not change.
     """
     num_nodes = len(jax.tree.leaves(params)[0])
     three = np.arange(3) % num_nodes
@@ -34,7 +34,7 @@ def check_separate(step: Any, params: Any, state: Any) -> None:
     @jax.jit
     def after(values: Any) -> Any:
         params, state = values
-        return step(params, params, state, network, round)  # gradients may be anything
+        return step(params, params, state, network, round)  # any gradients will do
 
     def spoilt(leaf: Any, own: bool) -> Any:
         return leaf.at[1].set(jnp.nan) if own and jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
@@ -47,6 +47,6 @@ def check_separate(step: Any, params: Any, state: Any) -> None:
     outcomes = after(values), after(jax.tree.map(spoilt, values, of_nodes))
     if not all(jax.tree.leaves(jax.tree.map(unchanged, *outcomes, of_nodes))):
         raise ValueError(
-            "the algorithm lets nodes see each other without Weights, but a device of a mesh holds some nodes only: "
-            "use mixing.mix, or leave mesh out"
+            "the algorithm lets nodes see each other without Weights, but each device of a mesh holds only some nodes: "
+            "use mixing.mix, or omit mesh"
         )

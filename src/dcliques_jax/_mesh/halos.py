@@ -1,4 +1,4 @@
-"""Weights between nodes on several devices, which move the rows that nodes on other devices read and no others."""
+"""Weights between nodes on several devices. They move only the rows that other devices read."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ from dcliques_jax._mixing.forms import flat, gossip, rows_of
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShardedNeighbours(mixing.Weights):
-    """Lists of neighbours, some of which are on other devices: the halo of a device are the rows it is sent.
+    """Lists of neighbours, some of which are on other devices. The halo of a device holds the rows that it receives.
 
-    Device d sends rows `sent[i]` to device d + shifts[i], all devices at a time. Halos lie behind a device's own rows,
-    shift by shift. Shifts by which no row is read are left out; the others are as long as their longest.
+    Every device d sends the rows `sent[i]` to device d + shifts[i]. Halos follow a device's own rows, shift by shift.
+    Unused shifts are omitted; for the others, all devices send as many rows as the one that sends most.
     """
 
-    neighbours: npt.ArrayLike  # [slots, width] rows of a device and its halo
+    neighbours: npt.ArrayLike  # [slots, width] indices of rows of the device and its halo
     values: npt.ArrayLike  # [slots, width] weight of each neighbour, 0 in the padding
-    sent: tuple[npt.ArrayLike, ...]  # for every shift [devices * rows], the slots on a device that it sends
+    sent: tuple[npt.ArrayLike, ...]  # per shift [devices * rows], the slots that each device sends
     shifts: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     num_devices: int = dataclasses.field(metadata={"static": True})
 
@@ -37,7 +37,7 @@ class ShardedNeighbours(mixing.Weights):
         return np.shape(self.values)[0]
 
     def apply(self, x: jax.Array) -> jax.Array:
-        """Computes x_i + sum_j w_ij (x_j - x_i), with sums in the same order as on one device."""
+        """Computes x_i + sum_j w_ij (x_j - x_i), summed in the same order as on one device."""
         rows = flat(x)
         halos = [
             jax.lax.ppermute(
@@ -69,7 +69,7 @@ class ShardedNeighbours(mixing.Weights):
 class GlobalMean(mixing.Weights):
     """The average over all nodes on all devices."""
 
-    shares: npt.ArrayLike  # [slots] one over the number of nodes, 0 where there is none
+    shares: npt.ArrayLike  # [slots] one over the number of nodes, 0 in empty slots
 
     @property
     def num_nodes(self) -> int:  # type: ignore[override]
@@ -77,7 +77,7 @@ class GlobalMean(mixing.Weights):
         return np.shape(self.shares)[0]
 
     def apply(self, x: jax.Array) -> jax.Array:
-        """One sum over devices of one row each."""
+        """Computes the mean as a sum over devices of one row per device."""
         rows = flat(x)
         shares = jnp.asarray(self.shares, x.dtype)[:, None]
         mean = jax.lax.psum((shares * rows).sum(axis=0, keepdims=True), AXIS)
@@ -89,14 +89,14 @@ class GlobalMean(mixing.Weights):
 
 
 def moved_rows(weights: mixing.Weights, num_devices: int) -> int:
-    """Rows that leave a device in one multiplication, of all devices together."""
+    """Returns the number of rows that all devices together send in one multiplication."""
     if isinstance(weights, ShardedNeighbours):
         return sum(np.size(rows) for rows in weights.sent)
     return num_devices if isinstance(weights, GlobalMean) and num_devices > 1 else 0
 
 
 def distributed(weights: Sequence[Any], placements: Sequence[Placement]) -> Sequence[mixing.Weights]:
-    """Weights between slots, one for each run and all of one form, in a form for several devices."""
+    """Converts weights between slots, one per run and all of one form, to a form for several devices."""
     if isinstance(weights[0], mixing.Identity):
         return [mixing.Identity(placements[0].per_device)] * len(weights)
     if isinstance(weights[0], mixing.Neighbours):
@@ -107,28 +107,28 @@ def distributed(weights: Sequence[Any], placements: Sequence[Placement]) -> Sequ
     if isinstance(weights[0], mixing.GroupMean):
         return _local_groups(weights, placements[0])
     raise ValueError(
-        f"{type(weights[0]).__name__} weights multiply all models with each other, which devices do not share: pass a "
-        "sparser matrix or topology, or use one device"
+        f"{type(weights[0]).__name__} weights multiply all models, which lie on different devices: pass a sparser "
+        "matrix or topology, or use one device"
     )
 
 
 def _halos(weights: Sequence[mixing.Neighbours], num_devices: int) -> list[ShardedNeighbours]:
     per_device = weights[0].num_nodes // num_devices
     read = [_reads(np.asarray(matrix.neighbours), per_device, num_devices) for matrix in weights]
-    # [runs, shifts, devices] rows that a device sends; the longest of all runs and devices counts
+    # [runs, shifts, devices] number of rows that a device sends; the maximum sets the length
     counts = np.stack([np.bincount(r.codes // per_device, minlength=num_devices**2) for r in read])
     longest = counts.reshape(len(weights), num_devices, num_devices).max(axis=(0, 2))
     shifts = tuple(int(shift) for shift in np.flatnonzero(longest))
-    starts = per_device + np.cumsum(longest) - longest  # [shifts] where their halos begin
+    starts = per_device + np.cumsum(longest) - longest  # [shifts] start of each halo
     return [_halo(matrix, r, longest, starts, shifts, num_devices) for matrix, r in zip(weights, read, strict=True)]
 
 
 class _Reads(NamedTuple):
-    """Rows that are read on other devices, each once for every shift."""
+    """Rows that other devices read, each once per shift."""
 
     remote: np.ndarray  # [slots, width] which neighbours are on other devices
     codes: np.ndarray  # [reads] (shift * devices + sender) * per_device + row, in order
-    which: np.ndarray  # [remote neighbours] the read of each
+    which: np.ndarray  # [remote neighbours] index of the read of each
 
 
 def _reads(neighbours: np.ndarray, per_device: int, num_devices: int) -> _Reads:
@@ -149,7 +149,7 @@ def _halo(
 ) -> ShardedNeighbours:
     per_device = matrix.num_nodes // num_devices
     pair, row = np.divmod(reads.codes, per_device)
-    turn = np.arange(len(pair)) - np.searchsorted(pair, pair)  # in the list of its shift and sender
+    turn = np.arange(len(pair)) - np.searchsorted(pair, pair)  # index in the list of its shift and sender
     neighbours = np.asarray(matrix.neighbours) % per_device
     neighbours[reads.remote] = (starts[pair // num_devices] + turn)[reads.which]
     sent = {shift: np.zeros((num_devices, longest[shift]), np.int32) for shift in shifts}
@@ -161,14 +161,14 @@ def _halo(
 
 
 def _local_groups(weights: Sequence[mixing.GroupMean], placement: Placement) -> list[mixing.GroupMean]:
-    """The groups of every device, as many for each."""
+    """Splits groups by device, padded to the same number on each."""
     num_devices, per_device = placement.num_devices, placement.per_device
     owners = [np.asarray(matrix.members) // per_device for matrix in weights]
     for owner in owners:
         if (spread := owner.min(axis=1) != owner.max(axis=1)).any():
             raise ValueError(
-                f"group {spread.argmax()} of nodes whose values are averaged lies on several devices: use fewer "
-                "devices, or average over cliques"
+                f"group {spread.argmax()} of averaged nodes is spread over several devices: use fewer devices, or "
+                "average over cliques"
             )
     width = max(np.bincount(owner[:, 0], minlength=num_devices).max() for owner in owners)
     return [_local(matrix, owner[:, 0], width, num_devices) for matrix, owner in zip(weights, owners, strict=True)]
@@ -177,11 +177,11 @@ def _local_groups(weights: Sequence[mixing.GroupMean], placement: Placement) -> 
 def _local(matrix: mixing.GroupMean, owner: np.ndarray, width: int, num_devices: int) -> mixing.GroupMean:
     members, shares, group = (np.asarray(part) for part in (matrix.members, matrix.shares, matrix.group))
     per_device = len(group) // num_devices
-    turn = occurrences(owner)  # of a group on its device
+    turn = occurrences(owner)  # index of a group on its device
     local = [np.zeros((num_devices, width, *part.shape[1:]), part.dtype) for part in (members, shares)]
     local[0][owner, turn], local[1][owner, turn] = members % per_device, shares
     members, shares = (part.reshape(num_devices * width, -1) for part in local)
-    # An empty slot belongs to any group of its device: nothing that it holds counts.
+    # An empty slot may belong to any group of its device: its values do not count.
     at_home = owner[group] == np.arange(len(group)) // per_device
     grouped = np.where(at_home, turn[group], 0).astype(np.int32)
-    return matrix.with_arrays(members, shares, grouped)  # numbers of a device, which are no groups of all nodes
+    return matrix.with_arrays(members, shares, grouped)  # indices on a device, not of all nodes

@@ -1,4 +1,4 @@
-"""Which node is stored on which device."""
+"""Assigns nodes to devices."""
 
 from typing import NamedTuple
 
@@ -9,14 +9,14 @@ from dcliques_jax.topologies import Topology
 
 
 class Placement(NamedTuple):
-    """Which node is stored where."""
+    """The slot and device of each node."""
 
-    order: np.ndarray  # [slots] the node in each slot, -1 where there is none; devices hold equal parts of them
+    order: np.ndarray  # [slots] the node in each slot, -1 in an empty slot; devices hold equal parts
     num_devices: int
 
     @property
     def per_device(self) -> int:
-        """Number of slots of a device."""
+        """Number of slots per device."""
         return len(self.order) // self.num_devices
 
     @property
@@ -26,22 +26,22 @@ class Placement(NamedTuple):
         return used[np.argsort(self.order[used])]
 
     def widened(self, per_device: int) -> "Placement":
-        """The same with more empty slots."""
+        """Adds empty slots, up to `per_device` on each device."""
         parts = self.order.reshape(self.num_devices, -1)
         wider = np.pad(parts, ((0, 0), (0, per_device - self.per_device)), constant_values=-1)
         return Placement(wider.ravel(), self.num_devices)
 
     def cut(self, topology: Topology) -> int:
-        """Number of edges between nodes on different devices."""
+        """Returns the number of edges between nodes on different devices."""
         device = self.slots // self.per_device
         return int(np.count_nonzero(device[topology.edges[:, 0]] != device[topology.edges[:, 1]]))
 
 
 def place(topology: Topology, num_devices: int) -> Placement:
-    """Nodes clique by clique, cut into equal parts between cliques where few edges cross.
+    """Orders nodes clique by clique and splits them between cliques into about equal parts, so that few edges cross.
 
-    Cliques are lined up as they are numbered, which is how wirings link them, or so that linked ones are near each
-    other (reverse Cuthill-McKee), whichever cuts fewer edges. Without cliques nodes are lined up in this way.
+    Cliques are in the order of their numbers, which is how wirings link them, or with linked cliques near each other
+    (reverse Cuthill-McKee), whichever cuts fewer edges. Without cliques the same holds for nodes.
     """
     ids = np.arange(topology.num_nodes) if topology.clique_ids is None else topology.clique_ids
     as_numbered = _placement(ids, np.arange(ids.max() + 1), num_devices)
@@ -54,8 +54,8 @@ def place(topology: Topology, num_devices: int) -> Placement:
 
 
 def _placement(ids: np.ndarray, line: np.ndarray, num_devices: int) -> Placement:
-    """Cliques in a line, each on the device of its first node if nodes are dealt out evenly."""
-    rank = np.argsort(line)  # of each clique
+    """Places cliques in the order `line`, each on the device that its first node has if nodes are split evenly."""
+    rank = np.argsort(line)  # position of each clique
     by_clique = np.argsort(rank[ids], kind="stable")
     sizes = np.bincount(ids)[line]
     firsts = np.cumsum(sizes) - sizes
@@ -67,7 +67,7 @@ def _placement(ids: np.ndarray, line: np.ndarray, num_devices: int) -> Placement
 
 
 def occurrences(values: np.ndarray) -> np.ndarray:
-    """How many equal values come before each.
+    """Counts the equal values before each value.
 
     >>> occurrences(np.array([3, 1, 3, 3]))
     array([0, 0, 1, 2])

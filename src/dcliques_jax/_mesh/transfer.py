@@ -1,7 +1,7 @@
-"""Arrays of nodes on several devices, and back.
+"""Moves arrays of nodes to several devices and back.
 
-Every device holds the same number of slots, side by side in the order of all; whole cliques share a device, see
-`placement`. What nodes keep for themselves never leaves it; `halos` moves what gossip needs.
+Each device holds the same number of consecutive slots, and each clique is on one device, see `placement`. Only rows
+that gossip needs move between devices, see `halos`.
 """
 
 from typing import Any
@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-AXIS = "nodes"  # of the mesh
+AXIS = "nodes"  # axis of the mesh
 
 
 def specs(tree: Any) -> Any:
-    """How a carry lies on the mesh: what has slots on its second axis, after runs, in parts; scalars replicated."""
+    """Returns the sharding of a carry: arrays are split along slots, their second axis; scalars are replicated."""
     return jax.tree.map(lambda leaf: PartitionSpec(None, AXIS) if np.ndim(leaf) > 1 else PartitionSpec(), tree)
 
 
 def put(tree: Any, specs: Any, mesh: Mesh) -> Any:
-    """A pytree of arrays on the host onto the mesh; every process fills its own devices."""
+    """Puts a pytree of arrays on the host onto the mesh; every process fills its own devices."""
 
     def one(leaf: Any, spec: PartitionSpec) -> jax.Array:
         sharding = NamedSharding(mesh, spec)
@@ -34,12 +34,12 @@ def put(tree: Any, specs: Any, mesh: Mesh) -> Any:
 
 
 def put_replicated(values: np.ndarray, mesh: Mesh | None) -> jax.Array:
-    """An array on every device of a mesh, or on the default device."""
+    """Puts an array on every device of a mesh, or on the default device."""
     return jnp.asarray(values) if mesh is None else put(values, PartitionSpec(), mesh)
 
 
 def put_rows(values: np.ndarray, rows: np.ndarray, mesh: Mesh) -> jax.Array:
-    """Some rows of an array, in equal parts on the mesh; only those of a process are copied by it."""
+    """Puts some rows of an array in equal parts onto the mesh; each process copies only its own rows."""
     sharding = NamedSharding(mesh, PartitionSpec(AXIS))
 
     def of_device(index: Any) -> np.ndarray:
@@ -49,12 +49,12 @@ def put_rows(values: np.ndarray, rows: np.ndarray, mesh: Mesh) -> jax.Array:
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether an array holds keys of random generators, which NumPy does not know."""
+    """Returns whether an array holds random keys, which NumPy does not support."""
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def of_first_process(value: int) -> int:
-    """The number, or truth value, of the first of all processes."""
+    """Returns the number or boolean of the first process on all processes."""
     if jax.process_count() == 1:
         return value
     from jax.experimental import multihost_utils
@@ -63,7 +63,7 @@ def of_first_process(value: int) -> int:
 
 
 def fetched(leaf: jax.Array) -> Any:
-    """An array on the host of every process, without a copy where that is its device; keys stay what they are."""
+    """Returns an array on the host of every process, without a copy if the host is its device. Keys are unchanged."""
     if is_key(leaf):
         return leaf
     if leaf.is_fully_addressable or leaf.is_fully_replicated:

@@ -1,8 +1,8 @@
-"""Runs that go on where they were stopped.
+"""Checkpoints, from which interrupted runs continue.
 
-A folder holds `run.json`, which tells how it is divided, and in `from_run_<number>` the last two checkpoints of some
-runs. A checkpoint is one file, `round_<number>.npz`: the state, the history and what the run is recognised by, with
-checksums of them all. It is written whole or not at all, whenever the process is killed; nothing in it can run code.
+A folder holds `run.json`, which says how runs are grouped, and the last two checkpoints of each group in
+`from_run_<number>`. A checkpoint is one file, `round_<number>.npz`, with state, history, identity of the run and
+checksums of all. It is written completely or not at all, even if the process is killed. Reading it cannot run code.
 """
 
 import contextlib
@@ -27,26 +27,26 @@ from dcliques_jax._store.provenance import differences
 from dcliques_jax.results import MEASURED, Record, State
 
 _NAME, _LOCK, _PREFIX = "run.json", "lock", "round_"
-_KEPT = 2  # checkpoints: the last, and one to go on from if the disk has spoilt it
-_SPACING = 20  # times as long as saving took, until the next save: at most a twentieth of the time goes into it
+_KEPT = 2  # checkpoints: the last, and one to continue from if the last is corrupt
+_SPACING = 20  # times the duration of a save until the next: saving takes at most a twentieth of the time
 
 T = TypeVar("T")
 
 
 class Checkpoints:
-    """The checkpoints of a run in a folder; without a folder nothing is saved or found."""
+    """The checkpoints of a run in a folder. Without a folder, saves and restores nothing."""
 
     def __init__(self, directory: str | os.PathLike[str] | None) -> None:
         if not isinstance(directory, (str, os.PathLike, type(None))):
             raise ValueError(f"checkpoint_dir={directory!r} must be the path of a folder")
         self.directory = None if directory is None else pathlib.Path(directory).expanduser().absolute()
-        self._identity: dict[str, Any] = {}  # what the run is recognised by
-        self._kept: list[int] = []  # the rounds of checkpoints that are known to be good
-        self._next_save = 0.0  # the time from which to save again
+        self._identity: dict[str, Any] = {}  # values that identify the run
+        self._kept: list[int] = []  # the rounds of the valid checkpoints
+        self._next_save = 0.0  # earliest time of the next save
 
     @contextlib.contextmanager
     def opened(self, *, runs_at_once: int) -> Iterator[int]:
-        """Keeps other processes out of the folder. Yields `runs_at_once` as it was when the folder was new."""
+        """Locks the folder against other processes. Yields the `runs_at_once` that the folder was created with."""
         if self.directory is None:
             yield runs_at_once
             return
@@ -59,22 +59,22 @@ class Checkpoints:
                     directory.mkdir(parents=True, exist_ok=True)
                     stack.enter_context(_locked(directory))
                     return int(_remembered(directory, {"runs_at_once": runs_at_once})["runs_at_once"])
-                except OSError as error:  # nothing is lost yet
+                except OSError as error:  # before anything has run
                     told = f"checkpoint_dir={str(directory)!r} cannot be used ({error}): pass another folder"
                     raise ValueError(told) from error
 
             yield of_first_process(_by_first_process(take) or 0)
 
     def part(self, number: int) -> "Checkpoints":
-        """The checkpoints of a part of the runs, in a folder of their own."""
+        """Returns the checkpoints of the group of runs from `number` on, in their own folder."""
         return Checkpoints(None if self.directory is None else self.directory / f"from_run_{number}")
 
     def due(self) -> bool:
-        """Whether the last save is long enough ago, by the clock of the first process: all must save at once."""
+        """Returns whether it is time to save, by the clock of the first process: all processes must save together."""
         return self.directory is not None and bool(of_first_process(time.monotonic() >= self._next_save))
 
     def save(self, state: State, records: list[Record], losses: Losses) -> None:
-        """Saves all that is needed to go on. If that fails, warns and keeps the last checkpoint."""
+        """Saves a checkpoint. If saving fails, warns and keeps the last checkpoint."""
         number = losses.round
         if self.directory is None or number in self._kept or jax.process_index() > 0:  # the first process writes
             return
@@ -82,10 +82,10 @@ class Checkpoints:
         try:
             self._write(number, state, records, losses)
         except OSError as error:
-            last = f"the checkpoint of round {self._kept[-1]} stays" if self._kept else "there is none before"
+            last = f"the last checkpoint is of round {self._kept[-1]}" if self._kept else "there is no checkpoint"
             _checks.warn(
-                f"no checkpoint of round {number} could be saved in {self.directory} ({error}): {last}, and the run "
-                "goes on",
+                f"could not save a checkpoint of round {number} in {self.directory} ({error}): the run continues, and "
+                f"{last}",
                 RuntimeWarning,
             )
         ended = time.monotonic()
@@ -104,20 +104,20 @@ class Checkpoints:
         files.write_arrays(self._path(number), arrays, compressed=False)
         self._kept = [*self._kept, number][-_KEPT:]
         kept = [self._path(number) for number in self._kept]
-        for path in self.directory.iterdir():  # older ones, and what a killed process left of one
+        for path in self.directory.iterdir():  # remove older checkpoints and incomplete files of killed processes
             if path.name.lstrip(".").startswith(_PREFIX) and path not in kept:
                 path.unlink(missing_ok=True)
 
     def restore(
         self, identity: Callable[[], dict[str, Any]], starts: list[State], schedule: Schedule, rounds_per_epoch: int
     ) -> tuple[list[State], list[Record], Losses] | None:
-        """What was saved last; None if nothing was. `starts` are the states before the first round.
+        """Returns the last checkpoint; None if there is none. `starts` are the initial states.
 
-        Raises a `ValueError` if it is of a run of another identity, or later than the end of the schedule.
+        Raises a `ValueError` if it belongs to another run, or is later than the end of the schedule.
         """
         if self.directory is None:
             return None
-        self._identity = json.loads(json.dumps(identity()))  # as it is read back
+        self._identity = json.loads(json.dumps(identity()))  # as JSON returns it
         found = _by_first_process(self._newest)
         number = of_first_process(-1 if found is None else found[0])
         if number < 0:
@@ -127,8 +127,8 @@ class Checkpoints:
             raise ValueError(f"{self.directory} holds checkpoints of another run: {told}")
         if number > schedule.evaluated[-1]:
             raise ValueError(
-                f"the run in {self.directory} is at round {number}, further than the {schedule.evaluated[-1]} that "
-                f"were requested: pass extend={schedule.extension(number, rounds_per_epoch)}"
+                f"the run in {self.directory} is at round {number}, past the requested {schedule.evaluated[-1]}: pass "
+                f"extend={schedule.extension(number, rounds_per_epoch)}"
             )
         self._kept = [number]
         leaves, structure = jax.tree.flatten(starts[0])
@@ -152,22 +152,22 @@ class Checkpoints:
         return runs, records, losses
 
     def _newest(self) -> tuple[int, dict[str, np.ndarray]] | None:
-        """Round and content of the newest checkpoint that is as it was written; None if there is none at all."""
+        """Returns round and content of the newest valid checkpoint; None if there is no checkpoint."""
         assert self.directory is not None
         names = [path.stem.removeprefix(_PREFIX) for path in self.directory.glob(f"{_PREFIX}*.npz")]
         bad: list[str] = []
         for number in sorted((int(name) for name in names if name.isdecimal()), reverse=True):
             try:
                 found = number, files.read_arrays(self._path(number))
-            except Exception as error:  # whatever NumPy, zipfile and the system raise for files that they cannot read
+            except Exception as error:  # NumPy, zipfile and the system raise many kinds
                 bad.append(f"{self._path(number)} is corrupt or cannot be read ({error})")
                 continue
             if bad:
-                told = f"{'; '.join(bad)}: the run goes on from the one before, {self._path(number)}, to the same bits"
+                told = f"{'; '.join(bad)}: the run continues from {self._path(number)}, with the same bits"
                 _checks.warn(told, RuntimeWarning)
             return found
         if bad:
-            raise ValueError(f"{'; '.join(bad)}: remove the folder {self.directory} to start afresh")
+            raise ValueError(f"{'; '.join(bad)}: remove the folder {self.directory} to start over")
         return None
 
     def _path(self, number: int) -> pathlib.Path:
@@ -176,7 +176,7 @@ class Checkpoints:
 
 
 def _by_first_process(act: Callable[[], T]) -> T | None:
-    """What a function returns to the first process, None on others. If it raises an error, all do."""
+    """Calls a function in the first process; returns None in others. If it raises an error, all processes do."""
     result: T | None = None
     problem: Exception | None = None
     if jax.process_index() == 0:
@@ -190,7 +190,7 @@ def _by_first_process(act: Callable[[], T]) -> T | None:
 
 
 def _check_folder(directory: pathlib.Path) -> None:
-    """Raises a `ValueError` for what is not a folder, or holds something else."""
+    """Raises a `ValueError` unless the path is new, an empty folder or a folder of checkpoints."""
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"checkpoint_dir={str(directory)!r} is a file: pass a folder")
     if not directory.exists() or (directory / _NAME).exists():
@@ -204,31 +204,31 @@ def _check_folder(directory: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _locked(directory: pathlib.Path) -> Iterator[None]:
-    """Refuses a folder that another process has locked. A process that ends, however it does, keeps no lock."""
+    """Locks a folder; raises a `ValueError` if another process has locked it. The lock ends with the process."""
     with contextlib.ExitStack() as stack:
         taken = None
         try:
             (directory / _LOCK).touch()
-            # Without a buffer: nothing is left to write, and to fail, when it is closed.
+            # Without a buffer, so that closing has nothing to write and cannot fail.
             file = stack.enter_context((directory / _LOCK).open("r+b", buffering=0))
             taken = files.try_lock(file)
-        except OSError as error:  # a folder that cannot be written to, or a file system without locks
-            told = f"{directory} cannot be locked ({error}): let no other process use it meanwhile"
+        except OSError as error:  # a read-only folder, or a file system without locks
+            told = f"{directory} cannot be locked ({error}): make sure that no other process uses it"
             _checks.warn(told, RuntimeWarning)
         if taken is False:
             holder = file.read(1000).decode(errors="replace") or "another process"
             raise ValueError(
-                f"checkpoint_dir={str(directory)!r} is in use by {holder}: wait for its end, or pass another folder"
+                f"checkpoint_dir={str(directory)!r} is in use by {holder}: wait until it ends, or pass another folder"
             )
         if taken:
-            with contextlib.suppress(OSError):  # the lock holds without a name, too
+            with contextlib.suppress(OSError):  # the lock works without the name
                 file.truncate(0)
                 file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
 
 
 def _remembered(directory: pathlib.Path, new: dict[str, Any]) -> dict[str, Any]:
-    """What a folder says of itself; a new folder is told it first."""
+    """Returns the content of `run.json`, which a new folder gets from `new`."""
     path = directory / _NAME
     if not path.exists():
         files.write_json(path, new)
@@ -239,11 +239,11 @@ def _remembered(directory: pathlib.Path, new: dict[str, Any]) -> dict[str, Any]:
             return found
     except ValueError:
         pass
-    raise ValueError(f"{path} is corrupt: remove the folder {directory} to start afresh")
+    raise ValueError(f"{path} is corrupt: remove the folder {directory} to start over")
 
 
 def _plain(leaf: Any) -> np.ndarray:
-    """An array as NumPy's files know it: keys of random generators and types like bfloat16 as integers."""
+    """Converts an array to a type that NumPy can save: random keys and types like bfloat16 become integers."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     array = np.asarray(leaf)
@@ -251,7 +251,7 @@ def _plain(leaf: Any) -> np.ndarray:
 
 
 def _like(found: np.ndarray, leaf: Any) -> jax.Array:
-    """The array that `_plain` was given; a copy, of which the program may take over the memory."""
+    """Inverts `_plain`. Returns a copy, whose memory the program may donate."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(jnp.array(found), impl=jax.random.key_impl(leaf))
     return jnp.array(found.view(leaf.dtype) if leaf.dtype.kind == "V" else found)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and that are refused if a bit of them has changed since."""
+"""Writes files completely or not at all, and checks on reading that they have not changed."""
 
 import contextlib
 import glob
@@ -14,17 +14,16 @@ import numpy as np
 
 from dcliques_jax._arrays import checksum
 
-_TABLE = "checksums"  # the array that tells type, shape and checksum of all others, as JSON
-_TABLE_BYTES = 2**26  # most that it may take
-_DEFLATE = 1040  # times its size is the most that compressed data can hold
+_TABLE = "checksums"  # array with type, shape and checksum of all others, as JSON
+_TABLE_BYTES = 2**26  # its maximum size
+_DEFLATE = 1040  # maximum compression ratio
 
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write to, which takes the place of `path` when all is written; if that fails, nothing has changed.
+    """Yields a file that replaces `path` when it is complete. If writing fails, `path` does not change.
 
-    A symbolic link stays, and the file it points to is replaced. What killed processes left of earlier attempts is
-    removed.
+    Keeps a symbolic link and replaces its target. Removes incomplete files of killed processes.
     """
     path = pathlib.Path(os.path.realpath(pathlib.Path(path).expanduser()))
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -34,7 +33,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         with _create(unfinished) as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())  # the new name must not be on the disk before the content is
+            os.fsync(file.fileno())  # the content must reach the disk before the new name
             unfinished.replace(path)
     except OSError as error:
         if error.errno is not None:
@@ -46,11 +45,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def try_lock(file: IO[Any]) -> bool:
-    """Locks an open file until it is closed or the process ends; False if another holds it.
+    """Locks an open file until it is closed or the process ends; returns False if another process holds the lock.
 
     Raises an `OSError` on file systems without locks.
     """
-    import fcntl  # not on Windows, where all else can be imported
+    import fcntl  # missing on Windows
 
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,32 +59,32 @@ def try_lock(file: IO[Any]) -> bool:
 
 
 def _create(path: pathlib.Path) -> BinaryIO:
-    """A new file, locked as long as it is open: so others know that it is being written."""
+    """Creates a file that is locked while it is open, to show other processes that it is being written."""
     file = path.open("xb")
-    with contextlib.suppress(OSError):  # without locks, nothing is taken for abandoned
+    with contextlib.suppress(OSError):  # without locks, no file counts as abandoned
         while not try_lock(file):
             pass
     if path.exists():
         return file
-    file.close()  # before it was locked, another process took it for abandoned and removed it
+    file.close()  # another process removed it as abandoned before it was locked
     return _create(path)
 
 
 def _remove_abandoned(path: pathlib.Path) -> None:
-    # It may be gone by now, belong to someone else or lie on a file system without locks: then it stays.
+    # Ignore a file that is gone, belongs to someone else or is on a file system without locks.
     with contextlib.suppress(OSError), path.open("r+b") as file:
         if try_lock(file):
             path.unlink()
 
 
 def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-    """Writes plain values, with a checksum."""
+    """Writes plain values and their checksum."""
     with replacing(path) as file:
         file.write(json.dumps({**value, "checksum": _checksum(value)}, indent=1).encode())
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Reads what `write_json` wrote; raises a `ValueError` for anything else."""
+    """Reads a file of `write_json`; raises a `ValueError` for other files."""
     value = json.loads(path.read_bytes())
     if not isinstance(value, dict) or value.pop("checksum", None) != _checksum(value):
         raise ValueError("its checksum does not match its content")
@@ -97,7 +96,7 @@ def _checksum(value: Mapping[str, Any]) -> str:
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], *, compressed: bool = True) -> None:
-    """Writes arrays by their names to an `.npz` file that `numpy.load` reads, with a checksum of each."""
+    """Writes arrays by name, with a checksum of each, to an `.npz` file that `numpy.load` reads."""
     table = {name: [*_described(array.dtype, array.shape), checksum(array)] for name, array in arrays.items()}
     save = np.savez_compressed if compressed else np.savez
     with replacing(path) as file:
@@ -105,10 +104,10 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray],
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Reads what `write_arrays` wrote; raises an exception of whatever kind for anything else.
+    """Reads a file of `write_arrays`; raises an exception of any kind for other files.
 
-    Nothing in the file can run code. No memory is taken before it is known that the arrays are those of the table, and
-    that they fit into the file and the machine.
+    Reading cannot run code. It allocates memory only after checking that the arrays match the table of checksums, and
+    fit into the file and the machine.
     """
     with pathlib.Path(path).expanduser().open("rb") as file, zipfile.ZipFile(file) as archive:
         entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
@@ -119,10 +118,10 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         _declared(archive, told)
         table = json.loads(str(_read(archive, told)))
         if table.keys() != entries.keys():
-            raise ValueError(f"it holds {sorted(entries)}, its table of checksums is of {sorted(table)}")
+            raise ValueError(f"it holds {sorted(entries)}, but its table of checksums lists {sorted(table)}")
         for name, entry in entries.items():
             if _declared(archive, entry) != table[name][:2]:
-                raise ValueError(f"{name} has not the type and shape of the table of checksums")
+                raise ValueError(f"{name} does not have the type and shape of the table of checksums")
         arrays = {name: _read(archive, entry) for name, entry in entries.items()}
     for name, array in arrays.items():
         if checksum(array) != table[name][2]:
@@ -132,17 +131,17 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 def _check_total(declared: int, size: int) -> None:
     if declared > _DEFLATE * size:
-        raise ValueError(f"it claims to hold {declared:,} bytes, more than can be compressed into its {size:,}")
+        raise ValueError(f"it declares {declared:,} bytes, more than {size:,} bytes can hold compressed")
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if declared > machine:
         raise ValueError(f"it holds {declared / 1e9:.1f} GB, more than the {machine / 1e9:.1f} GB of this machine")
 
 
 def _declared(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> list[Any]:
-    """Type and shape of an array that is not read yet, if its entry is as large as they say."""
+    """Returns type and shape of an array before it is read, after checking the size of its entry."""
     with archive.open(entry) as file:
         if np.lib.format.read_magic(file) != (1, 0):
-            raise ValueError(f"{entry.filename} has a format that is not used here")
+            raise ValueError(f"{entry.filename} has an unsupported format")
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
         size = file.tell() + dtype.itemsize * int(np.prod(shape, dtype=object))
     if size != entry.file_size:

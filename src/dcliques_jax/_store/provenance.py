@@ -1,4 +1,4 @@
-"""Where numbers come from: what a `Result` keeps to be checked and repeated, and what a checkpoint is recognised by."""
+"""Provenance of results, to check and repeat runs, and the identity of checkpoints."""
 
 import functools
 import importlib
@@ -17,8 +17,8 @@ from dcliques_jax.algorithms import Algorithm, Network
 from dcliques_jax.results import State
 
 _PACKAGES = ("dcliques_jax", "jax", "jaxlib", "flax", "optax", "numpy")
-_COMPILERS = ("dcliques_jax", "jax", "jaxlib")  # may change the bits of one program; flax and optax only write it
-# Cannot change the bits of a run that goes on: names of what has a checksum beside them, and when to evaluate.
+_COMPILERS = ("dcliques_jax", "jax", "jaxlib")  # may change the bits of a program; flax and optax only build it
+# Do not change the bits of a continued run: names of parts that have checksums, and when to evaluate.
 _HARMLESS = (
     "topology",
     "dataset",
@@ -31,12 +31,12 @@ _HARMLESS = (
     "eval_examples",
     "versions",
 )
-_OPTAX_PLUMBING = ("chain", "with_extra_args_support")  # that build nothing of their own
+_OPTAX_PLUMBING = ("chain", "with_extra_args_support")  # wrappers without parameters
 _MEASURED = {"evaluated_nodes": "nodes", "evaluated_examples": "examples"}
 
 
 def provenance(runs: list[Run], plan: Plan, schedule: Schedule, recipe: Recipe, program: str) -> dict[str, Any]:
-    """What determines the numbers of some runs, bit for bit. Plain values only."""
+    """Returns all that determines the bits of some runs, as plain values."""
     graphs, data = [run.topology for run in runs], runs[0].data.dataset
     return {
         "topology": graphs[0].name,
@@ -49,7 +49,7 @@ def provenance(runs: list[Run], plan: Plan, schedule: Schedule, recipe: Recipe, 
         "algorithm": described(recipe.algorithm),
         "loss": described(recipe.loss_fn),
         "init": recipe.init if isinstance(recipe.init, str) else f"given, {checksum(*_plain_leaves(recipe.init))}",
-        "program": program,  # a checksum of the model, the algorithm and the loss as compiled
+        "program": program,  # checksum of the model, the algorithm and the loss as compiled
         **schedule.requested,
         "batch_size": plan.batch_size,
         "rounds_per_epoch": plan.rounds_per_epoch,
@@ -66,9 +66,9 @@ def provenance(runs: list[Run], plan: Plan, schedule: Schedule, recipe: Recipe, 
 def identity(
     about: dict[str, Any], runs: list[Run], plan: Plan, networks: list[Network], starts: list[State]
 ) -> dict[str, Any]:
-    """What a checkpoint is recognised by: provenance, what is measured, the networks and the states before all rounds.
+    """Returns the identity of a checkpoint: provenance, what is measured, the networks and the initial states.
 
-    Matrices, initial models and numbers that an optimiser keeps in its state are not part of the program.
+    Matrices, initial models and numbers in the state of an optimiser are not part of the program.
     """
     return about | {
         "evaluated_nodes": checksum(*map(plan.nodes, runs)),
@@ -82,7 +82,7 @@ def _plain_leaves(tree: Any) -> list[Any]:
 
 
 def differences(was: dict[str, Any], now: dict[str, Any]) -> str:
-    """How a run differs from that of a checkpoint, and what to do; empty if it goes on to the same bits."""
+    """Describes how a run differs from a checkpoint and what to do; empty if the run continues with the same bits."""
     differing = {name: (was.get(name), now.get(name)) for name in {**was, **now} if was.get(name) != now.get(name)}
     compilers = [{name: of.get("versions", {}).get(name) for name in _COMPILERS} for of in (was, now)]
     deciding = differing.keys() - {*_HARMLESS}
@@ -98,9 +98,9 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def described(value: Any, within: tuple[int, ...] = ()) -> str:
-    """What a function was built with, in words: the names of those that built it, and the plain values they took.
+    """Describes a function by the names of the functions that built it and the plain values that they took.
 
-    `within` are the ids of functions that it was reached through: one may close over itself.
+    `within` holds the ids of the enclosing functions, since a function may close over itself.
 
     >>> import optax
     >>> from dcliques_jax import algorithms
@@ -133,25 +133,25 @@ def described(value: Any, within: tuple[int, ...] = ()) -> str:
 
 
 def _is_blank(cell: Any) -> bool:
-    """Whether a function's cell has no value that says something."""
+    """Returns whether a cell of a function is empty or None."""
     try:
         return cell.cell_contents is None
-    except ValueError:  # nothing is assigned to it yet
+    except ValueError:  # not assigned yet
         return True
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that determine the numbers."""
+    """Returns the versions of the packages that determine the numbers."""
     return {name: importlib.import_module(name).__version__ for name in _PACKAGES}
 
 
 def surroundings() -> dict[str, Any]:
-    """What does not determine the numbers, but tells where they were made."""
+    """Returns where a run took place, which does not determine its numbers."""
     return {"git": _git_commit(), "python": platform.python_version(), "machine": platform.machine()}
 
 
 def _git_commit() -> str | None:
-    """The commit that the current folder is at, if it is one of a git repository, and whether files were changed."""
+    """Returns the git commit of the current folder and whether files have changed; None outside a repository."""
     try:
         told = [
             subprocess.run(["git", *command], capture_output=True, text=True, timeout=5, check=True).stdout.strip()
