@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcliques_jax import datasets
+from dcliques_jax._sources import published
 from dcliques_jax._sources import tfds as tfds_source
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -159,17 +160,17 @@ def test_mnist_by_tfds_is_mnist_from_files(tfds, monkeypatch, tmp_path):
     from tensorflow_datasets.core import hashing
 
     train, test = made_up(50, 0), made_up(30, 1)
-    published = tfds_source.Arrays(*train, *test)
+    files = tfds_source.Arrays(*train, *test)
 
     def source(builder, split, **_):
         images, labels = train if split == "train" else test
         order = sorted(range(len(labels)), key=hashing.Hasher(split).hash_key)
         return [{"image": images[index], "label": labels[index]} for index in order]
 
-    content = b"".join(part.astype(np.uint8).tobytes() for part in published)
+    content = b"".join(part.astype(np.uint8).tobytes() for part in files)
     monkeypatch.setattr(published, "MNIST_BYTES_MD5", hashlib.md5(content).hexdigest())
     monkeypatch.setattr(published, "_contents", lambda *_: None)
-    monkeypatch.setattr(published, "_read_mnist", lambda _: published)
+    monkeypatch.setattr(published, "_read_mnist", lambda _: files)
     monkeypatch.delenv("DCLIQUES_DATA_DIR", raising=False)
     with tfds.testing.mock_data(as_data_source_fn=source):
         one, other = datasets.mnist(), datasets.mnist(tmp_path)
