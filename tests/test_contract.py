@@ -175,6 +175,13 @@ def test_a_state_of_another_first_axis_is_refused_by_its_name():
         prepare(RING, DATA, algorithm=keeping({"memory": {"last": np.zeros((3, 2))}}))
 
 
+def test_weights_in_a_state_are_refused():
+    plain = algorithms.dsgd()
+    keeps = Algorithm(plain.network, lambda params, network: network, plain.step)
+    with pytest.raises(ValueError, match="algorithm.init returns Weights: step gets them as its argument network"):
+        run(keeps)
+
+
 def test_a_step_must_return_the_state_as_it_takes_it():
     with pytest.raises(ValueError, match=r"returns state\['a'\] as float32\[20\], but takes int32\[20\]"):
         prepare(RING, DATA, algorithm=keeping({"a": np.zeros(20, int)}, lambda s: {"a": s["a"] / 2}))

@@ -15,6 +15,7 @@ from dcliques_jax._arrays import checksum
 from dcliques_jax._engine import cache_key
 from dcliques_jax._engine.plan import Plan, Recipe, Run, evaluation_set
 from dcliques_jax._mesh.transfer import is_key
+from dcliques_jax._mixing.forms import is_weights
 from dcliques_jax.algorithms import Algorithm, Network, Round
 from dcliques_jax.metrics import Metric, as_metric
 from dcliques_jax.results import MEASURED, State
@@ -102,6 +103,8 @@ def as_arrays(state: Any) -> Any:
 
 def check_state(state: Any, num_nodes: int) -> None:
     """Raises a `ValueError` unless every leaf of an algorithm's state has one row per node or is a scalar."""
+    if any(map(is_weights, jax.tree.leaves(state, is_leaf=is_weights))):  # their indices would not follow the slots
+        raise ValueError("algorithm.init returns Weights: step gets them as its argument network, leave them out")
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         if leaf.shape[:1] not in ((), (num_nodes,)):
             raise ValueError(
