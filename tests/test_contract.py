@@ -363,6 +363,25 @@ def test_weights_that_change_stay_what_they_are_with_several_seeds():
         prepare([RING, CHAIN], DATA, algorithm=algorithm, seeds=[0, 1])
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Moving(mixing.Neighbours):
+    """Lists of neighbours with another matrix in every round."""
+
+    def __post_init__(self):
+        """Programs make it of tracers."""
+
+    def at(self, round, alive=None):
+        return mixing.Neighbours(self.neighbours, jnp.asarray(self.values) * (round.number % 2))
+
+
+def test_a_mesh_refuses_weights_whose_rounds_it_would_drop():
+    lists = mixing.metropolis_hastings(RING)
+    algorithm = algorithms.dsgd(weights=Moving(lists.neighbours, lists.values))
+    with pytest.raises(ValueError, match="Moving weights are known on one device only: pass a form of mixing, or omit"):
+        prepare(RING, DATA, algorithm=algorithm, mesh=jax.make_mesh((1,), ("nodes",)))
+
+
 # What is refused
 
 

@@ -97,6 +97,9 @@ def moved_rows(weights: mixing.Weights, num_devices: int) -> int:
 
 def distributed(weights: Sequence[Any], placements: Sequence[Placement]) -> Sequence[mixing.Weights]:
     """Converts weights between slots, one per run and all of one form, to a form for several devices."""
+    form = type(weights[0])
+    if form.__module__ != mixing.Weights.__module__:  # the forms below would drop its own `at` and `apply`
+        raise ValueError(f"{form.__name__} weights are known on one device only: pass a form of mixing, or omit mesh")
     if isinstance(weights[0], mixing.Identity):
         return [mixing.Identity(placements[0].per_device)] * len(weights)
     if isinstance(weights[0], mixing.Neighbours):
@@ -107,7 +110,7 @@ def distributed(weights: Sequence[Any], placements: Sequence[Placement]) -> Sequ
     if isinstance(weights[0], mixing.GroupMean):
         return _local_groups(weights, placements[0])
     raise ValueError(
-        f"{type(weights[0]).__name__} weights multiply all models, which lie on different devices: pass a sparser "
+        f"{form.__name__} weights multiply all models, which lie on different devices: pass a sparser "
         "matrix or topology, or use one device"
     )
 
