@@ -363,6 +363,39 @@ def test_weights_that_change_stay_what_they_are_with_several_seeds():
         prepare([RING, CHAIN], DATA, algorithm=algorithm, seeds=[0, 1])
 
 
+@jax.tree_util.register_pytree_node_class
+class Plain(mixing.Weights):
+    """A matrix of one's own, of the least that is needed: neither a dataclass nor with `reordered`."""
+
+    def __init__(self, matrix):
+        self.matrix = matrix
+
+    def tree_flatten(self):
+        return (self.matrix,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, arrays):
+        return cls(*arrays)
+
+    @property
+    def num_nodes(self):
+        return np.shape(self.matrix)[0]
+
+    def apply(self, x):
+        return jnp.tensordot(jnp.asarray(self.matrix, x.dtype), x, 1)
+
+    def to_sparse(self):
+        return mixing.from_matrix(self.matrix).to_sparse()
+
+
+def test_weights_of_ones_own_need_no_order_unless_nodes_are_reordered():
+    own = algorithms.dsgd(weights=Plain(W), clique_averaging=False)
+    expected = run(algorithms.dsgd(weights=W, clique_averaging=False), rounds=2).params
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), run(own, rounds=2).params, expected)
+    with pytest.raises(ValueError, match=r"Plain does not define reordered\(order\), which nodes in cliques"):
+        run(own, STORED_OTHERWISE)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Moving(mixing.Neighbours):

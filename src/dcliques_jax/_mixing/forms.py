@@ -49,10 +49,17 @@ class Weights(abc.ABC):
     def reordered(self, order: np.ndarray) -> Self:
         """Returns the matrix for another storage order, with node `order[k]` in slot k.
 
+        The default keeps nodes in their order.
+
         Args:
           order: the node of each slot, -1 for empty slots. Other slots do not read an empty slot.
         """
-        raise ValueError(f"{type(self).__name__} does not define reordered(order): nodes must stay in their order")
+        if np.array_equal(order, np.arange(self.num_nodes)):
+            return self
+        raise ValueError(
+            f"{type(self).__name__} does not define reordered(order), which nodes in cliques or on a mesh need: define "
+            "it, or pass a form of mixing"
+        )
 
     @abc.abstractmethod
     def to_sparse(self) -> scipy.sparse.csr_array:
@@ -331,7 +338,8 @@ def over_weights(function: Callable[[Sequence[Any]], Sequence[Any]], trees: Sequ
 
 def to_common_form(weights: Sequence[Weights]) -> Sequence[Weights]:
     """Converts the matrices of several runs to one form and shape, so that they can be stacked."""
-    if len({str(jax.tree.map(np.shape, matrix)) for matrix in weights}) == 1:
+    kinds = [(jax.tree.structure(matrix), [np.shape(leaf) for leaf in jax.tree.leaves(matrix)]) for matrix in weights]
+    if all(kind == kinds[0] for kind in kinds):
         return weights
     for matrix in weights:
         if type(matrix).at is not Weights.at:
