@@ -275,3 +275,21 @@ def test_a_state_of_another_number_of_seeds_is_refused(three, seven_of_seeds):
         prepared(init=seven_of_seeds.state, seeds=[0, 1, 2])
     with pytest.raises(ValueError, match="init is the state of 2 seeds, but there are 1: pass as many"):
         prepared(init=seven_of_seeds.state)
+
+
+def test_states_of_any_keys_and_of_algorithms_that_look_at_values_go_on(tmp_path):
+    def init(params, network):
+        size = float(jax.tree.leaves(params)[0].sum())  # cannot be traced
+        keys = jax.random.split(jax.random.key(1, impl="rbg"), 10)
+        return {"size": np.full(10, size, np.float32), "keys": keys, "key": keys[0]}
+
+    def step(params, gradients, state, network, round):
+        drawn = jax.vmap(jax.random.normal)(state["keys"]) + state["size"]
+        moved = jax.tree.map(lambda p: p + 1e-3 * drawn.reshape(-1, *[1] * (p.ndim - 1)), params)
+        return moved, state | {"keys": jax.vmap(lambda key: jax.random.split(key)[0])(state["keys"])}
+
+    arguments = {"algorithm": algorithms.Algorithm(algorithms.over_topology(), init, step)}
+    three, five = simulated(3, **arguments), simulated(5, **arguments)
+    three.save(tmp_path / "three.npz", state=True)
+    for state in (three.state, Result.load(tmp_path / "three.npz").state):
+        assert_same_bits(simulated(2, init=state, **arguments).params, five.params)

@@ -81,11 +81,20 @@ def _continued(runs: list[Run], recipe: Recipe, networks: list[Network]) -> list
         one_node = jax.eval_shape(recipe.model.init, jax.random.key(0), inputs)
         stacked = jax.eval_shape(lambda params: broadcast_to_nodes(params, run.data.num_nodes), one_node)
         params = _like(stacked, mine.params, "params")
-        expected = jax.eval_shape(lambda params: as_arrays(recipe.algorithm.init(params, network)), params)
-        algorithm = _like(expected, mine.algorithm, "algorithm")
+        algorithm = _like(_shapes_of_state(recipe, params, network), mine.algorithm, "algorithm")
         return State(params, algorithm, jnp.asarray(mine.round, jnp.int32), np.asarray(mine.key, np.uint32))
 
     return [of_run(number, *each) for number, each in enumerate(zip(runs, networks, strict=True))]
+
+
+def _shapes_of_state(recipe: Recipe, params: Params, network: Network) -> Any:
+    def init(params: Params) -> Any:
+        return as_arrays(recipe.algorithm.init(params, network))
+
+    try:
+        return jax.eval_shape(init, params)
+    except jax.errors.JAXTypeError:  # an algorithm that depends on values
+        return init(params)
 
 
 def _like(expected: Any, given: Any, name: str) -> Any:
@@ -103,7 +112,11 @@ def _like(expected: Any, given: Any, name: str) -> Any:
                 "number of nodes, and with the model and algorithm that it comes from"
             )
         value = jnp.array(array)
-        leaves.append(jax.random.wrap_key_data(value) if is_key else value.astype(leaf.dtype))
+        if is_key:
+            kind = jax.random.key_impl(jnp.empty((), leaf.dtype))  # takes arrays, not shapes
+            leaves.append(jax.random.wrap_key_data(value, impl=kind))
+        else:
+            leaves.append(value.astype(leaf.dtype))
     if found:
         raise ValueError(f"init has {next(iter(found))}, but this run does not: pass the model and algorithm of init")
     return jax.tree.unflatten(jax.tree.structure(expected), leaves)
