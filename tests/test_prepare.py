@@ -293,3 +293,18 @@ def test_states_of_any_keys_and_of_algorithms_that_look_at_values_go_on(tmp_path
     three.save(tmp_path / "three.npz", state=True)
     for state in (three.state, Result.load(tmp_path / "three.npz").state):
         assert_same_bits(simulated(2, init=state, **arguments).params, five.params)
+
+
+def test_states_go_on_whatever_parameters_are_called():
+    def init(key, inputs):
+        return {"mlp/linear": jax.random.normal(key, (inputs.shape[1], 4))}
+
+    model = (init, lambda params, inputs: inputs @ params["mlp/linear"])
+    state = simulated(3, model=model).state
+    assert_same_bits(simulated(2, model=model, init=state).params, simulated(5, model=model).params)
+
+
+def test_seeds_that_are_after_different_rounds_do_not_go_on_together(seven_of_seeds):
+    state = seven_of_seeds.state._replace(round=np.array([7, 3]))
+    with pytest.raises(ValueError, match=r"init holds states after different rounds, \[3 7\]: pass states after"):
+        prepared(init=state, seeds=SEEDS)

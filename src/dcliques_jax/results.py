@@ -191,13 +191,13 @@ class Result:
         """
         arrays = {f"history/{name}": np.asarray(value) for name, value in vars(self.history).items() if name != "extra"}
         arrays |= {f"history/extra/{name}": np.asarray(value) for name, value in self.history.extra.items()}
-        arrays |= named_leaves("params", self.params)
+        arrays |= _by_name("params", self.params)
         if state:
             if self.state is None:
                 raise ValueError("this result was loaded from a file without state: pass state=False")
             rest = self.state._asdict()
             del rest["params"]
-            arrays |= named_leaves("state", rest)
+            arrays |= _by_name("state", rest)
         several = isinstance(self.topology, list)
         graphs = self.topology if isinstance(self.topology, list) else [self.topology]
         for number, graph in enumerate(graphs):
@@ -245,20 +245,31 @@ class Result:
             raise ValueError(f"{os.fspath(path)} is not what Result.save writes, or it is corrupt: {error}") from error
 
 
-def named_leaves(prefix: str, tree: Any) -> dict[str, np.ndarray]:
-    """Returns the leaves of a pytree by path, `prefix/path/...`, as arrays that NumPy can save.
+def named_leaves(prefix: str, tree: Any) -> dict[tuple[str, ...], np.ndarray]:
+    """Returns the leaves of a pytree by path, `(prefix, path, ...)`, as arrays that NumPy can save.
 
     Random keys are converted to their data, and bfloat16 to float32.
     """
     arrays = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        names = [jax.tree_util.keystr((part,), simple=True) for part in path]
-        if any("/" in name for name in names):
-            raise ValueError(f"arrays are saved by name, and names must not contain '/': {names}")
         is_key = isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         array = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
-        arrays["/".join([prefix, *names])] = array.astype(np.float32) if array.dtype.kind == "V" else array
+        arrays[prefix, *names_of(path)] = array.astype(np.float32) if array.dtype.kind == "V" else array
     return arrays
+
+
+def names_of(path: Any) -> list[str]:
+    """Returns the names in the path of a leaf."""
+    return [jax.tree_util.keystr((part,), simple=True) for part in path]
+
+
+def _by_name(prefix: str, tree: Any) -> dict[str, np.ndarray]:
+    """Returns the leaves of a pytree by name, `prefix/path/...`."""
+    arrays = named_leaves(prefix, tree)
+    for names in arrays:
+        if any("/" in name for name in names):
+            raise ValueError(f"arrays are saved by name, and names must not contain '/': {list(names[1:])}")
+    return {"/".join(names): array for names, array in arrays.items()}
 
 
 def _nested(arrays: dict[str, np.ndarray]) -> dict[str, Any]:

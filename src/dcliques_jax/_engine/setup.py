@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from dcliques_jax import _checks, algorithms, models
@@ -96,9 +97,11 @@ def make_setup(
 
 
 def _check_seeds(init: Any, num_runs: int) -> None:
-    """Raises a `ValueError` if a state has another number of seeds."""
+    """Raises a `ValueError` if a state has another number of seeds, or seeds after different rounds."""
     if not isinstance(init, State):
         return
     given = len(init.round) if jax.numpy.ndim(init.round) else 1  # runs from one state would draw the same numbers
     if given != num_runs:
         raise ValueError(f"init is the state of {given} seeds, but there are {num_runs}: pass as many seeds as it has")
+    if len(numbers := np.unique(init.round)) > 1:  # seeds run in step
+        raise ValueError(f"init holds states after different rounds, {numbers}: pass states after the same round")

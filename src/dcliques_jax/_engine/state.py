@@ -15,7 +15,7 @@ from dcliques_jax._engine.plan import Plan, Recipe, Run
 from dcliques_jax._engine.program import Carry, Data, shuffled
 from dcliques_jax._mesh import guards, transfer
 from dcliques_jax.algorithms import Network
-from dcliques_jax.results import State, named_leaves
+from dcliques_jax.results import State, named_leaves, names_of
 
 Params = Any
 
@@ -100,15 +100,15 @@ def _shapes_of_state(recipe: Recipe, params: Params, network: Network) -> Any:
 def _like(expected: Any, given: Any, name: str) -> Any:
     """Copies the arrays of a pytree into the structure of another with leaves of the same names."""
     found, wanted = named_leaves(name, given), jax.tree_util.tree_leaves_with_path(expected)
-    names = ["/".join([name, *(jax.tree_util.keystr((p,), simple=True) for p in path)]) for path, _ in wanted]
     leaves = []
-    for place, (_, leaf) in zip(names, wanted, strict=True):
+    for path, leaf in wanted:
+        place = (name, *names_of(path))
         is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         array = found.pop(place, None)
         shape = None if array is None else array.shape[: array.ndim - is_key]
         if array is None or shape != leaf.shape:
             raise ValueError(
-                f"init has {place} of shape {shape}, but this run needs {leaf.shape}: continue a state with its "
+                f"init has {'/'.join(place)} of shape {shape}, but this run needs {leaf.shape}: continue a state with its "
                 "number of nodes, and with the model and algorithm that it comes from"
             )
         value = jnp.array(array)
@@ -118,7 +118,8 @@ def _like(expected: Any, given: Any, name: str) -> Any:
         else:
             leaves.append(value.astype(leaf.dtype))
     if found:
-        raise ValueError(f"init has {next(iter(found))}, but this run does not: pass the model and algorithm of init")
+        extra = "/".join(next(iter(found)))
+        raise ValueError(f"init has {extra}, but this run does not: pass the model and algorithm of init")
     return jax.tree.unflatten(jax.tree.structure(expected), leaves)
 
 
