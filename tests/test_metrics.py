@@ -406,3 +406,32 @@ def test_a_checkpoint_of_another_function_by_the_same_name_is_refused(tmp_path):
     with pytest.raises(ValueError, match="holds checkpoints of another run: metric_checksums was"):
         run({"scaled": metrics.whole(scaled)}, rounds=1, extend=1, checkpoint_dir=tmp_path)
     run({"scaled": scaled}, rounds=1, extend=1, checkpoint_dir=tmp_path)
+
+
+@pytest.mark.parametrize("weight_of_all", [False, True])
+def test_chunks_are_averaged_by_weights_and_values_without_weight_do_not_count(weight_of_all, monkeypatch):
+    """Chunks of one class each: the share of the others is 0 / 0."""
+    labels = np.sort(DATASET.test_labels)
+
+    def share(params, inputs, labels):
+        counts = (labels[:, None] == jnp.arange(CLASSES)[None]).sum(axis=0)
+        return (inputs.sum() * 0 + counts / counts, counts) if not weight_of_all else (counts / len(labels), len(labels))
+
+    monkeypatch.setattr(evaluation, "_MOST_EXAMPLES", 3)
+    dataset = datasets.from_arrays(DATASET.train_inputs, DATASET.train_labels, DATASET.test_inputs, labels)
+    found = simulate(
+        topologies.ring(CLASSES),  # as many nodes as classes: axes must not be confused
+        dataset,
+        metrics={"share": metrics.Metric(share, weighted=True)},
+        rounds=0,
+        progress=False,
+    ).history.extra["share"]
+    expected = np.bincount(labels, minlength=CLASSES) / EXAMPLES if weight_of_all else np.ones(CLASSES)
+    np.testing.assert_allclose(found, np.tile(expected, (1, CLASSES, 1)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("returned", [(np.zeros(3), np.ones(2)), (np.zeros(3),), (np.zeros(3), np.ones(3), np.ones(3))])
+def test_weights_of_metrics_must_fit(returned):
+    weighted = metrics.Metric(lambda params, inputs, labels: tuple(map(jnp.asarray, returned)), weighted=True)
+    with pytest.raises(ValueError, match=r"returns arrays of shapes .*: every value must have one weight"):
+        prepare(CLIQUES, DATA, metrics={"own": weighted})

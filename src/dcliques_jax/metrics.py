@@ -22,7 +22,7 @@ class Metric(NamedTuple):
     fn: Callable[[Params, jax.Array, jax.Array], Any]  # (params, inputs [examples, ...], labels [examples]) -> array
     of_mean_model: bool = False  # measure the mean of all models instead of each node's model
     whole: bool = False  # call `fn` once on all examples, not on chunks
-    weighted: bool = False  # `fn` returns (values, weights), and chunks are averaged by these weights
+    weighted: bool = False  # `fn` returns (values, weights) of one shape, or one weight; they average the chunks
 
 
 def as_metric(metric: Metric | Callable[..., Any]) -> Metric:

@@ -119,10 +119,9 @@ def measure(
 
 def _weighted(metric: Metric, params: Params, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the values of a metric for one model, and their weights in the mean over chunks."""
-    if metric.weighted:
-        return metric.fn(params, inputs, labels)
-    value = jnp.asarray(metric.fn(params, inputs, labels))
-    return value, jnp.full(value.shape, len(labels))
+    found = metric.fn(params, inputs, labels)
+    value, weight = found if metric.weighted else (found, len(labels))
+    return jnp.asarray(value), jnp.broadcast_to(weight, jnp.shape(value))
 
 
 class Evaluation:
@@ -207,7 +206,8 @@ class Evaluation:
         """Returns the weighted mean over chunks; NaN where the weights are 0."""
         kind = chunks[0][0].dtype
         weights = _total(weights for _, weights in chunks)
-        total = _total(_double(values) * weights for values, weights in chunks)
+        # A value of weight 0 may be NaN, for example the accuracy of a class without examples in a chunk.
+        total = _total(np.where(weights > 0, _double(values), 0) * weights for values, weights in chunks)
         mean = np.divide(total, weights, out=np.full(np.shape(total), np.nan), where=weights > 0)
         mean = _double(chunks[0][0]) if metric.whole and not metric.weighted else mean
         mean = _as_type(mean, kind if kind.kind == "f" else np.dtype(np.float32))

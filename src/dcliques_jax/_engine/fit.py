@@ -155,9 +155,12 @@ def _check_metrics(run: Run, plan: Plan, recipe: Recipe, params: Any) -> None:
     two = inputs[:1].repeat(2, axis=0), labels[:1].repeat(2)
     for name, metric in recipe.metrics.items():
         found = jax.eval_shape(metric.fn, params, *two)
-        parts = found if metric.weighted else (found,)
+        parts, expected = (found, "two arrays (values, weights)") if metric.weighted else ((found,), "one array")
         if not isinstance(parts, tuple) or not all(isinstance(part, jax.ShapeDtypeStruct) for part in parts):
-            raise ValueError(f"metrics[{name!r}] returns {found}: it must return one array, for one node")
+            raise ValueError(f"metrics[{name!r}] returns {found}: it must return {expected}, for one node")
+        if metric.weighted and (len(parts) != 2 or parts[1].shape not in ((), parts[0].shape)):
+            told = [list(part.shape) for part in parts]
+            raise ValueError(f"metrics[{name!r}] returns arrays of shapes {told}: every value must have one weight")
         if any(jnp.issubdtype(part.dtype, jnp.complexfloating) or is_key(part) for part in parts):
             raise ValueError(f"metrics[{name!r}] returns {parts[0].dtype}: it must return real numbers")
 
