@@ -435,3 +435,12 @@ def test_weights_of_metrics_must_fit(returned):
     weighted = metrics.Metric(lambda params, inputs, labels: tuple(map(jnp.asarray, returned)), weighted=True)
     with pytest.raises(ValueError, match=r"returns arrays of shapes .*: every value must have one weight"):
         prepare(CLIQUES, DATA, metrics={"own": weighted})
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_sums_over_nodes_do_not_overflow_in_half_precision(dtype):
+    params = {"scale": jnp.tile(jnp.array([[1.0078125], [3.0078125]], dtype), (40_000, 1))}
+    mean = metrics.mean_model(params)["scale"]
+    assert mean.dtype == dtype
+    np.testing.assert_allclose(mean.astype(np.float32), 2.0078125, rtol=2**-8)
+    np.testing.assert_allclose(metrics.consensus_distance(params).astype(np.float32), 1, rtol=2**-8)

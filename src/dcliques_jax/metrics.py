@@ -117,6 +117,7 @@ def consensus_distance(params: Params, used: jax.Array | None = None, axis_name:
     count = _count(params, used, axis_name)
 
     def mean_square(leaf: jax.Array) -> jax.Array:
+        leaf = _wide(leaf)
         first = leaf[:1]
         if axis_name is not None:
             first = jax.lax.psum(jnp.where(jax.lax.axis_index(axis_name) == 0, first, 0), axis_name)
@@ -133,10 +134,14 @@ def mean_model(params: Params, used: jax.Array | None = None, axis_name: str | N
     count = _count(params, used, axis_name)
 
     def mean(leaf: jax.Array) -> jax.Array:
-        total = _total(_masked(leaf, used).sum(axis=0), axis_name) / count
-        return total.astype(leaf.dtype)
+        return (_total(_masked(_wide(leaf), used).sum(axis=0), axis_name) / count).astype(leaf.dtype)
 
     return jax.tree.map(mean, params)
+
+
+def _wide(leaf: jax.Array) -> jax.Array:
+    """Converts half precision to float32: the sum over many nodes would overflow."""
+    return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
 
 
 def _masked(leaf: jax.Array, used: jax.Array | None) -> jax.Array:
