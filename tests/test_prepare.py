@@ -1,5 +1,7 @@
 """Runs that go forward when they are told to, and states that are passed back."""
 
+import signal
+
 import jax
 import numpy as np
 import optax
@@ -308,3 +310,34 @@ def test_seeds_that_are_after_different_rounds_do_not_go_on_together(seven_of_se
     state = seven_of_seeds.state._replace(round=np.array([7, 3]))
     with pytest.raises(ValueError, match=r"init holds states after different rounds, \[3 7\]: pass states after"):
         prepared(init=state, seeds=SEEDS)
+
+
+def test_records_give_no_models_of_another_round():
+    simulation = prepared()
+    record = simulation.evaluate()
+    assert_same_bits(record.params(), simulation.params)
+    simulation.run(1)
+    with pytest.raises(ValueError, match="the models of round 0 are gone, the run is at round 1: call params"):
+        record.params()
+
+
+def test_rounds_that_fail_or_are_interrupted_are_counted(monkeypatch):
+    diverging = prepared(algorithm=algorithms.dsgd(optax.sgd(np.inf)))
+    with pytest.raises(FloatingPointError):
+        diverging.run(20)
+    assert diverging.round == diverging.state.round > 0
+
+    simulation = prepared()
+    run = simulation._run
+
+    def interrupted(count):
+        signal.raise_signal(signal.SIGINT)
+        return run(count)
+
+    monkeypatch.setattr(simulation, "_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        simulation.run(5)
+    assert simulation.round == simulation.state.round == 1
+    monkeypatch.setattr(simulation, "_run", run)
+    simulation.run(6)
+    assert simulation.round == simulation.state.round == 7

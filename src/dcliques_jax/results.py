@@ -65,9 +65,15 @@ class Record(Measured):
     models: Callable[[], Any] | None = None  # returns `params`; None if the record comes from a checkpoint
 
     def params(self) -> Any:
-        """Returns a copy of the current models of all nodes, a pytree of arrays `[nodes, ...]`."""
+        """Returns a copy of the models of all nodes, a pytree of arrays `[nodes, ...]`.
+
+        Raises a `ValueError` if the run has gone on, or if the record was restored from a checkpoint.
+        """
         if self.models is None:
-            raise ValueError(f"the models of round {self.round} are gone: this record was restored from a checkpoint")
+            raise ValueError(
+                f"the models of round {self.round} are gone: this record was restored from a checkpoint. Skip records "
+                "whose `models` is None"
+            )
         return self.models()
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dcliques_jax import _checks
-from dcliques_jax._engine import cache_key, layout, program, state
+from dcliques_jax._engine import cache_key, interrupts, layout, program, state
 from dcliques_jax._engine.evaluation import Evaluation
 from dcliques_jax._engine.losses import Losses
 from dcliques_jax._engine.plan import Plan, Recipe, Run
@@ -83,10 +83,16 @@ class Simulation:
     def run(self, rounds: int) -> None:
         """Runs some rounds. The first call compiles them; later calls, with any number of rounds, compile nothing.
 
+        Ctrl-C raises `KeyboardInterrupt` after the current rounds, and the simulation can go on from there.
+
         Args:
           rounds: number of rounds to run.
         """
-        self.advance(self.round + _checks.integer("rounds", rounds, 0))
+        stop = self.round + _checks.integer("rounds", rounds, 0)
+        with interrupts.noticed() as interrupted:  # Ctrl-C inside a call would leave state and losses apart
+            self.advance(stop, interrupted)
+        if self.round < stop:
+            raise KeyboardInterrupt
 
     def evaluate(self) -> Record:
         """Measures all models. `train_loss` covers the rounds since the last evaluation."""
@@ -125,8 +131,8 @@ class Simulation:
             started = time.monotonic()
             losses, counts = self._run(count)
             seconds = max(time.monotonic() - started, 1e-9)
-            self._complain(_nonfinite_losses(self.layout.runs, self.round, losses))
-            self.losses = self.losses.plus(losses, counts)
+            before, self.losses = self.round, self.losses.plus(losses, counts)
+            self._complain(_nonfinite_losses(self.layout.runs, before, losses))
             self._pace = int(np.clip(_PACE * count / seconds, 1, _most_rounds(self.layout)))
             on_rounds(count)
 
@@ -156,8 +162,17 @@ class Simulation:
         measured["train_loss"] = self.losses.means()
         runs = self.layout.runs
         self.losses = Losses.after(self.round, len(runs), runs[0].data.num_nodes)
-        epoch = self.round / self.plan.rounds_per_epoch
-        return Record(round=self.round, epoch=epoch, models=lambda: self.state_of_runs().params, **measured)
+        number = self.round
+
+        def models() -> Any:
+            if self.round != number:
+                raise ValueError(
+                    f"the models of round {number} are gone, the run is at round {self.round}: call params() before "
+                    "the run goes on"
+                )
+            return self.state_of_runs().params
+
+        return Record(round=number, epoch=number / self.plan.rounds_per_epoch, models=models, **measured)
 
     def state_of_runs(self) -> State:
         """Returns the state of all runs in the order of the topology, with the axis of runs, on the host."""
