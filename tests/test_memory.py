@@ -2,6 +2,7 @@
 
 import re
 import tracemalloc
+import weakref
 
 import numpy as np
 import optax
@@ -67,3 +68,19 @@ def test_a_run_that_cannot_fit_is_refused_with_what_would(monkeypatch):
     monkeypatch.setattr(memory, "available", lambda mesh: 1_000_000)
     with pytest.raises(ValueError, match="no number of nodes would fit"):
         simulate(CLIQUES, SHARDS, epochs=1)
+
+
+def test_groups_of_seeds_are_freed_before_the_next(monkeypatch):
+    made, alive = [], []
+    simulation = setup.Setup.simulation
+
+    def noted(self, *part):
+        alive.append(sum(reference() is not None for reference in made))
+        found = simulation(self, *part)
+        made.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(setup.Setup, "simulation", noted)
+    monkeypatch.setattr(setup.Setup, "runs_at_once", lambda self: 1)
+    simulate(CLIQUES, SHARDS, rounds=2, seeds=[0, 1, 2], progress=False)
+    assert alive == [0, 0, 0]

@@ -168,6 +168,7 @@ def _by_turns(
             simulation = setup.simulation(start, start + at_once)
             known = functools.partial(_identity, setup, schedule, simulation, slice(start, start + at_once))
             outcome = loop.train(simulation, schedule, callbacks, checkpoints.part(start), known)
+            del simulation, known  # free the devices for the next group
             if outcome.interrupted and outcomes:
                 return [*outcomes[:-1], outcomes[-1]._replace(interrupted=True)]  # the earlier groups are finished
             outcomes.append(outcome)

@@ -87,6 +87,8 @@ def train(
             stopped = callbacks.wants_to_stop(simulation.for_user(record))
     state = simulation.state_of_runs()
     checkpoints.save(state, records, simulation.losses)
+    # `models` would keep the simulation in the memory of the devices, beside the next group of runs.
+    records = [dataclasses.replace(record, models=None) for record in records]
     return Outcome(state, records, simulation.checksum, memory, interrupted)
 
 
