@@ -48,7 +48,7 @@ class OfChunk(NamedTuple):
 class Functions(NamedTuple):
     """The functions that measure a chunk."""
 
-    apply: Any
+    apply: Any  # None: measure the metrics only
     loss_fn: Any
     metrics: dict[str, Metric]
 
@@ -91,17 +91,19 @@ def measure(
         inputs, labels = (array[chosen] for array in test)
 
         def measured(params: Params, of_mean_model: bool) -> Any:
-            logits = functions.apply(params, inputs)
-            right, losses = metrics.predictions(logits) == labels, functions.loss_fn(logits, labels)
             own = {name: m for name, m in functions.metrics.items() if m.of_mean_model == of_mean_model}
             extra = {name: _weighted(metric, params, inputs, labels) for name, metric in own.items()}
+            if functions.apply is None:
+                return None, None, None, extra
+            logits = functions.apply(params, inputs)
+            right, losses = metrics.predictions(logits) == labels, functions.loss_fn(logits, labels)
             return right.sum(), losses.sum(), right, extra
 
         rows = params if evaluated is None else jax.tree.map(lambda leaf: leaf[evaluated], params)
         count, loss, right, extra = over_nodes(lambda params: measured(params, False))(rows)
         counted = nodes >= 0 if evaluated is None else evaluated >= 0
-        nodes_right = jnp.where(counted[:, None], right, False).sum(axis=0)
-        if mesh is not None:
+        nodes_right = None if right is None else jnp.where(counted[:, None], right, False).sum(axis=0)
+        if mesh is not None and nodes_right is not None:
             nodes_right = jax.lax.psum(nodes_right, AXIS)
         *of_mean, _, extra_of_mean = measured(mean_model, True)
         return OfChunk(count, loss, tuple(of_mean), nodes_right, extra | extra_of_mean)
@@ -151,13 +153,14 @@ class Evaluation:
             carry.params,
         )
         for size in {chunk.shape[1] for chunk in self._chunks}:
-            self._programs[size] = self._compiled(self._in_chunks, carry.params, mean, self._chosen[:, :size])
+            functions = Functions(recipe.model.apply, recipe.loss_fn, self._in_chunks)
+            self._programs[size] = self._compiled(functions, carry.params, mean, self._chosen[:, :size])
         if self._whole:
-            self._programs["whole"] = self._compiled(self._whole, carry.params, mean, self._chosen)
+            functions = Functions(None, None, self._whole)
+            self._programs["whole"] = self._compiled(functions, carry.params, mean, self._chosen)
 
-    def _compiled(self, chosen_metrics: dict[str, Metric], params: Params, mean: Params, chosen: np.ndarray) -> Any:
-        recipe, mesh = self._layout.recipe, self._layout.mesh
-        functions = Functions(recipe.model.apply, recipe.loss_fn, chosen_metrics)
+    def _compiled(self, functions: Functions, params: Params, mean: Params, chosen: np.ndarray) -> Any:
+        mesh = self._layout.mesh
         others = (self._nodes, self._slots.chosen, chosen, *self._test)
         lowered = cache_key.lower(measure, functions, params, mean, *others, mesh=mesh)
         return lowered.compile(mesh)
