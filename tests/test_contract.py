@@ -178,7 +178,7 @@ def test_a_state_of_another_first_axis_is_refused_by_its_name():
 def test_weights_in_a_state_are_refused():
     plain = algorithms.dsgd()
     keeps = Algorithm(plain.network, lambda params, network: network, plain.step)
-    with pytest.raises(ValueError, match="algorithm.init returns Weights: step gets them as its argument network"):
+    with pytest.raises(ValueError, match=r"algorithm\.init returns Weights: step gets them as its argument network"):
         run(keeps)
 
 

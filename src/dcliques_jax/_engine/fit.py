@@ -144,7 +144,7 @@ def _check_init(init: Any, params: Any, num_nodes: int) -> None:
     if given not in (one, shapes(of_all)):
         raise ValueError(
             f"init has leaves {given}, but one node's parameters are {one}: pass those, or the stacked parameters of "
-            f"all {num_nodes} nodes"
+            f"all {num_nodes} nodes, or result.state"
         )
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(init)):
         raise ValueError("init holds NaN or infinite values: pass finite parameters")

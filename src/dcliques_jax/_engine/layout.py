@@ -17,7 +17,7 @@ from dcliques_jax._engine.plan import Plan, Recipe, Run
 from dcliques_jax._engine.program import Data, Examples
 from dcliques_jax._mesh import halos, placement, transfer
 from dcliques_jax._mesh.placement import Placement
-from dcliques_jax._mixing.forms import over_weights, to_common_form
+from dcliques_jax._mixing.forms import Weights, to_common_form
 from dcliques_jax.algorithms import Network
 from dcliques_jax.datasets import Dataset
 from dcliques_jax.topologies import Topology
@@ -74,16 +74,18 @@ def stack_runs(trees: list[Any], numpy: Any = jnp) -> Any:
 
 def store_network(layout: Layout, networks: list[Network]) -> Network:
     """Stores the networks of all runs on the devices, in the order of slots, with the runs on the first axis."""
-    networks = over_weights(to_common_form, networks)
-    moved = [
-        Network(*(weights.reordered(placement.order) for weights in network))
-        for network, placement in zip(networks, layout.placements, strict=True)
-    ]
+
+    def together(*weights: Weights) -> Weights:
+        each = zip(to_common_form(weights), layout.placements, strict=True)
+        moved = [matrix.reordered(placement.order) for matrix, placement in each]
+        if layout.mesh is None:
+            return stack_runs(moved)
+        return stack_runs(list(halos.distributed(moved, layout.placements)), np)
+
+    stacked = Network(*map(together, *networks))
     if layout.mesh is None:
-        return stack_runs(moved)
-    parts = over_weights(lambda column: halos.distributed(column, layout.placements), moved)
-    together: Network = stack_runs(parts, np)
-    return transfer.put(together, jax.tree.map(lambda _: program.IN_PARTS, together), layout.mesh)
+        return stacked
+    return transfer.put(stacked, jax.tree.map(lambda _: program.IN_PARTS, stacked), layout.mesh)
 
 
 def host_data(layout: Layout, plan: Plan, keys: list[Any]) -> Data:

@@ -108,8 +108,8 @@ def _like(expected: Any, given: Any, name: str) -> Any:
         shape = None if array is None else array.shape[: array.ndim - is_key]
         if array is None or shape != leaf.shape:
             raise ValueError(
-                f"init has {'/'.join(place)} of shape {shape}, but this run needs {leaf.shape}: continue a state with its "
-                "number of nodes, and with the model and algorithm that it comes from"
+                f"init has {'/'.join(place)} of shape {shape}, but this run needs {leaf.shape}: continue a state with "
+                "its number of nodes, and with the model and algorithm that it comes from"
             )
         value = jnp.array(array)
         if is_key:

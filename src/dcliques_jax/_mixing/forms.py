@@ -8,7 +8,7 @@ pytrees without calling constructors.
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 import jax
@@ -327,13 +327,6 @@ def rows_of(x: jax.Array, nodes: jax.Array) -> jax.Array:
 def is_weights(value: Any) -> bool:
     """Whether a value is `Weights`; pytrees treat these as leaves."""
     return isinstance(value, Weights)
-
-
-def over_weights(function: Callable[[Sequence[Any]], Sequence[Any]], trees: Sequence[Any]) -> list[Any]:
-    """Maps `function` over the corresponding leaves of several pytrees, one per run; `Weights` are leaves."""
-    flattened = [jax.tree.flatten(tree, is_leaf=is_weights) for tree in trees]
-    columns = [function(column) for column in zip(*(leaves for leaves, _ in flattened), strict=True)]
-    return [jax.tree.unflatten(flattened[0][1], leaves) for leaves in zip(*columns, strict=True)]
 
 
 def to_common_form(weights: Sequence[Weights]) -> Sequence[Weights]:
