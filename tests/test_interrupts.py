@@ -157,21 +157,20 @@ def test_bits_do_not_depend_on_how_rounds_are_divided(monkeypatch):
 def test_an_evaluation_is_left_after_a_chunk(monkeypatch, tmp_path):
     """The run goes on from the rounds before it to the same bits."""
     monkeypatch.setattr(evaluation, "_MOST_EXAMPLES", 7)
-    chunks, original = [], evaluation.Evaluation._measured
+    chunks, original = [], evaluation.Evaluation._arguments
 
     def watched(*arguments):
-        for chunk in original(*arguments):
-            chunks.append(1)
-            if len(chunks) == 8 + 5:  # of the second evaluation; fifty examples are eight chunks
-                signal.raise_signal(signal.SIGINT)
-            yield chunk
+        chunks.append(1)
+        if len(chunks) == 3 + 8 + 5:  # three programs, the first evaluation of eight chunks, a part of the second
+            signal.raise_signal(signal.SIGINT)
+        return original(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(evaluation.Evaluation, "_measured", watched)
+        patch.setattr(evaluation.Evaluation, "_arguments", watched)
         with pytest.warns(RuntimeWarning, match="interrupted after round 5 of 12"):
             result = run(checkpoint_dir=tmp_path)
     assert result.interrupted
-    assert len(chunks) == 13
+    assert len(chunks) == 16
     assert result.history.round.tolist() == [0]
     assert_same(run(checkpoint_dir=tmp_path), run())
 

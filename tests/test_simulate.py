@@ -173,7 +173,7 @@ def test_evaluation_is_compiled_once_for_all_algorithms():
     with traces() as names:
         run(algorithm=algorithms.dsgd(optax.adam(0.0123)), batch_size=7)
     assert "run" in names
-    assert "measure" not in names
+    assert "evaluate" not in names
 
 
 def test_another_learning_rate_is_another_program():

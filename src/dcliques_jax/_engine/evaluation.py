@@ -5,7 +5,7 @@ example by batch statistics, see real examples only.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -53,7 +53,7 @@ class Functions(NamedTuple):
     metrics: dict[str, Metric]
 
 
-def summarise(_: None, params: Params, nodes: jax.Array, *, mesh: Mesh | None) -> Summary:
+def summarise(params: Params, nodes: jax.Array, mesh: Mesh | None) -> Summary:
     """Measures parameters `[runs, slots, ...]`."""
 
     def all_runs(params: Params, nodes: jax.Array) -> Summary:
@@ -126,6 +126,14 @@ def _weighted(metric: Metric, params: Params, inputs: jax.Array, labels: jax.Arr
     return jnp.asarray(value), jnp.broadcast_to(weight, jnp.shape(value))
 
 
+def evaluate(
+    functions: Functions, params: Params, nodes: jax.Array, *others: Any, mesh: Mesh | None
+) -> tuple[Summary, OfChunk]:
+    """Measures parameters, and all models on the first chunk; `others` are the last arguments of `measure`."""
+    summary = summarise(params, nodes, mesh)
+    return summary, measure(functions, params, summary.mean_model, nodes, *others, mesh=mesh)
+
+
 class Evaluation:
     """The compiled evaluation of all runs of a layout."""
 
@@ -144,36 +152,38 @@ class Evaluation:
         self._chunks = [self._chosen[:, a:b] for a, b in _chunks(self._chosen.shape[1], most)]
         self._in_chunks = {name: metric for name, metric in recipe.metrics.items() if not metric.whole}
         self._whole = {name: metric for name, metric in recipe.metrics.items() if metric.whole}
-        lowered = cache_key.lower(summarise, None, carry.params, nodes, mesh=mesh)
-        self._summarise = lowered.compile(mesh)
-        self._programs: dict[Any, Any] = {}
         where = None if mesh is None else NamedSharding(mesh, REPLICATED)
         mean = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0], *leaf.shape[2:]), leaf.dtype, sharding=where),
             carry.params,
         )
-        for size in {chunk.shape[1] for chunk in self._chunks}:
-            functions = Functions(recipe.model.apply, recipe.loss_fn, self._in_chunks)
-            self._programs[size] = self._compiled(functions, carry.params, mean, self._chosen[:, :size])
+        functions = Functions(recipe.model.apply, recipe.loss_fn, self._in_chunks)
+        first, *others = self._chunks
+        self._first = self._compiled(evaluate, functions, first, carry.params)
+        sizes = {chunk.shape[1]: chunk for chunk in others}
+        programs = {size: self._compiled(measure, functions, chunk, carry.params, mean) for size, chunk in sizes.items()}
+        self._others = [(programs[chunk.shape[1]], chunk) for chunk in others]
         if self._whole:
-            functions = Functions(None, None, self._whole)
-            self._programs["whole"] = self._compiled(functions, carry.params, mean, self._chosen)
+            only = Functions(None, None, self._whole)
+            self._others.append((self._compiled(measure, only, self._chosen, carry.params, mean), self._chosen))
 
-    def _compiled(self, functions: Functions, params: Params, mean: Params, chosen: np.ndarray) -> Any:
+    def _compiled(self, function: Any, functions: Functions, chosen: np.ndarray, *models: Params) -> Any:
         mesh = self._layout.mesh
-        others = (self._nodes, self._slots.chosen, chosen, *self._test)
-        lowered = cache_key.lower(measure, functions, params, mean, *others, mesh=mesh)
+        lowered = cache_key.lower(function, functions, *models, *self._arguments(chosen), mesh=mesh)
         return lowered.compile(mesh)
+
+    def _arguments(self, chosen: np.ndarray) -> tuple[Any, ...]:
+        """The arguments of programs after the models."""
+        return self._nodes, self._slots.chosen, chosen, *self._test
 
     def __call__(self, params: Params, interrupted: Callable[[], bool]) -> dict[str, Any] | None:
         """Measures all models; returns None if interrupted. All arrays have the runs on their first axis."""
-        summary: Summary = self._summarise(params, self._nodes)
-        found = []
-        for number, outcome in enumerate(self._measured(params, summary.mean_model)):
-            found.append(outcome)
-            last = number + 1 == len(self._chunks) + bool(self._whole)
-            if not last and transfer.of_first_process(interrupted()):
+        summary, chunk = self._first(params, *self._arguments(self._chunks[0]))
+        found = [jax.device_get(chunk)]
+        for program, chosen in self._others:
+            if transfer.of_first_process(interrupted()):
                 return None
+            found.append(jax.device_get(program(params, summary.mean_model, *self._arguments(chosen))))
         chunks = found[: len(self._chunks)]
         count = self._chosen.shape[1]
         right, loss = (self._of_nodes(_total(c[field] for c in chunks)) for field in (0, 1))
@@ -192,14 +202,6 @@ class Evaluation:
             "extra": {name: extra[name] for name in self._layout.recipe.metrics},
             "finite": self._layout.of_nodes(np.asarray(jax.device_get(summary.finite))),
         }
-
-    def _measured(self, params: Params, mean_model: Params) -> Iterator[OfChunk]:
-        others = (self._nodes, self._slots.chosen)
-        for chunk in self._chunks:
-            program = self._programs[chunk.shape[1]]
-            yield jax.device_get(program(params, mean_model, *others, chunk, *self._test))
-        if self._whole:
-            yield jax.device_get(self._programs["whole"](params, mean_model, *others, self._chosen, *self._test))
 
     def _of_nodes(self, values: np.ndarray) -> np.ndarray:
         """Selects the values of evaluated nodes from those of evaluated slots `[runs, slots, ...]`."""
