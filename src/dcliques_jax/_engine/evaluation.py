@@ -161,7 +161,9 @@ class Evaluation:
         first, *others = self._chunks
         self._first = self._compiled(evaluate, functions, first, carry.params)
         sizes = {chunk.shape[1]: chunk for chunk in others}
-        programs = {size: self._compiled(measure, functions, chunk, carry.params, mean) for size, chunk in sizes.items()}
+        programs = {
+            size: self._compiled(measure, functions, chunk, carry.params, mean) for size, chunk in sizes.items()
+        }
         self._others = [(programs[chunk.shape[1]], chunk) for chunk in others]
         if self._whole:
             only = Functions(None, None, self._whole)
