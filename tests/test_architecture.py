@@ -16,9 +16,11 @@ LAYERS = """
     _checks _arrays _html _random
     _store.files
     _sources.tfds _sources.published
-    datasets partitions cliques wirings _edges topologies
+    datasets partitions cliques wirings _edges
     _engine.xla _engine.chunks
-    _mixing.forms _mixing.spectrum mixing
+    _mixing.forms _mixing.sequences _mixing.spectrum
+    _topologies.topology _topologies.matrices _topologies.moving topologies
+    mixing
     _mesh.placement _mesh.transfer _mesh.halos
     reports layers models algorithms metrics results _plotting.style _plotting.positions plotting
     _mesh.guards
@@ -35,8 +37,9 @@ ORDER = LAYERS.split()
 
 # What may be imported upward, where a method is called: `topology.report()` and the plots.
 CONVENIENCES = {
-    ("topologies", "reports"),
-    ("topologies", "plotting"),
+    ("_topologies.topology", "mixing"),
+    ("_topologies.topology", "reports"),
+    ("_topologies.topology", "plotting"),
     ("partitions", "plotting"),
     ("results", "plotting"),
 }
@@ -138,8 +141,8 @@ def test_an_upward_import_is_found(module, source):
     ("module", "source"),
     [
         ("algorithms", "import jax\nfrom dcliques_jax import mixing\nfrom dcliques_jax.topologies import Topology"),
-        ("topologies", "def plot():\n    from dcliques_jax import plotting"),
-        ("topologies", "if TYPE_CHECKING:\n    from dcliques_jax.reports import Report"),
+        ("_topologies.topology", "def plot():\n    from dcliques_jax import plotting"),
+        ("_topologies.topology", "if TYPE_CHECKING:\n    from dcliques_jax.reports import Report"),
         ("_mixing.forms", "from dcliques_jax._engine.xla import unfused"),
     ],
 )

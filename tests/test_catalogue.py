@@ -15,7 +15,7 @@ def public_functions(module, returns):
     return {
         name
         for name, function in inspect.getmembers(module, inspect.isfunction)
-        if function.__module__ == module.__name__
+        if (name in module.__all__ if hasattr(module, "__all__") else function.__module__ == module.__name__)
         and not name.startswith("_")
         and inspect.signature(function).return_annotation is returns
     }

@@ -222,7 +222,7 @@ P = np.eye(10)[np.arange(20) % 10]
     [
         (lambda: topologies.from_edges(4, [[0, 1], [2, 3]]), "disconnected: it falls into 2 parts.*node 2"),
         (lambda: topologies.from_networkx(nx.empty_graph(3)), "disconnected"),
-        (lambda: topologies.from_networkx(nx.DiGraph([(0, 1)])), "directed.*to_undirected"),
+        (lambda: topologies.from_networkx(nx.DiGraph([(0, 1)])), "not strongly connected.*node 0 to node 1"),
         (lambda: topologies.from_edges(2, [[0, 2]]), r"edge \[0, 2\] leaves the nodes 0\.\.1"),
         (lambda: topologies.from_edges(2, [[0, 0]]), r"edge \[0, 0\] links a node with itself"),
         (lambda: topologies.from_edges(2, [[0.0, 1.0]]), "pairs of integers"),

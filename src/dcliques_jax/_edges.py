@@ -79,6 +79,18 @@ def in_order(num_nodes: int, edges: np.ndarray) -> np.ndarray:
     return np.stack([numbers // num_nodes, numbers % num_nodes], axis=1)
 
 
+def arcs_in_order(num_nodes: int, arcs: np.ndarray) -> np.ndarray:
+    """Sorts arcs (sender, receiver) and removes duplicates and self-loops. Directions stay."""
+    codes = np.unique(_codes(num_nodes, arcs[arcs[:, 0] != arcs[:, 1]]))
+    return np.stack([codes // num_nodes, codes % num_nodes], axis=1)
+
+
+def check_same(num_nodes: int, name: str, arcs: np.ndarray, edges: np.ndarray) -> None:
+    """Raises a `ValueError` unless arcs run along all of the edges and no others."""
+    if not np.array_equal(in_order(num_nodes, arcs), edges):
+        raise ValueError(f"{name} do not run along the edges: topologies.from_matrices and from_networkx make both")
+
+
 def connected_parts(num_nodes: int, edges: np.ndarray) -> tuple[int, np.ndarray]:
     """Counts the connected parts of a graph and numbers the part of each node."""
     graph = scipy.sparse.coo_array((np.ones(len(edges)), tuple(edges.T)), shape=(num_nodes, num_nodes))
@@ -94,6 +106,17 @@ def check_connected(num_nodes: int, edges: np.ndarray, name: str) -> None:
         raise ValueError(
             f"the {name} of {num_nodes} nodes is disconnected: it falls into {parts} parts, and node 0 cannot reach "
             f"node {np.argmax(part != part[0])}; add edges between the parts"
+        )
+
+
+def check_strongly_connected(num_nodes: int, arcs: np.ndarray, name: str) -> None:
+    """Raises a `ValueError` unless messages can get from every node to every other."""
+    graph = scipy.sparse.coo_array((np.ones(len(arcs)), tuple(arcs.T)), shape=(num_nodes, num_nodes))
+    parts, part = scipy.sparse.csgraph.connected_components(graph, directed=True, connection="strong")
+    if parts > 1:
+        raise ValueError(
+            f"the {name} of {num_nodes} nodes is not strongly connected: no way leads from node 0 to node "
+            f"{np.argmax(part != part[0])} and back; add arcs"
         )
 
 

@@ -25,3 +25,13 @@ def random_rows(key: jax.Array, rows: jax.Array, columns: int, width: jax.Array 
     counters = rows.astype(jnp.uint32)[:, None] * stride + jnp.arange(columns, dtype=jnp.uint32)[None]
     high, low = threefry2x32_p.bind(first, second, jnp.zeros_like(counters), counters)
     return high ^ low
+
+
+def random_bits(key: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+    """Draws 32 random bits for every pair of numbers, given as two arrays of one shape.
+
+    They depend on a threefry key and the pair, and on nothing else: all devices and storage orders draw the same.
+    """
+    high, low = jax.random.key_data(key)
+    one, other = threefry2x32_p.bind(high, low, first.astype(jnp.uint32), second.astype(jnp.uint32))
+    return one ^ other

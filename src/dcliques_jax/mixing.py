@@ -30,14 +30,19 @@ from dcliques_jax._mixing.forms import (
     largest_entry,
     without_diagonal,
 )
+from dcliques_jax._mixing.sequences import Drawn, Moving, Sequence
 from dcliques_jax._mixing.spectrum import second_eigenvalue, spectral_gap
+from dcliques_jax._topologies import matrices
 from dcliques_jax.topologies import Edges, Topology
 
 __all__ = [
     "Dense",
+    "Drawn",
     "GroupMean",
     "Identity",
+    "Moving",
     "Neighbours",
+    "Sequence",
     "Weights",
     "check_gossip",
     "check_rows",
@@ -46,6 +51,7 @@ __all__ = [
     "metropolis_hastings",
     "mix",
     "neighbourhood_average",
+    "of_topology",
     "second_eigenvalue",
     "spectral_gap",
 ]
@@ -84,10 +90,31 @@ def metropolis_hastings(topology: Topology) -> Weights:
            [0.333, 0.333, 0.333],
            [0.   , 0.333, 0.667]])
     """
-    n = topology.num_nodes
+    if topology.arcs is not None:
+        raise ValueError(f"{topology!r} is directed, but Metropolis-Hastings weights are symmetric: use of_topology")
     if _is_complete(topology):
-        return _group_average(np.zeros(n, np.int64))
-    return _from_edges(n, topology.edges, 1 / (topology.degrees[topology.edges].max(axis=1) + 1))
+        return _group_average(np.zeros(topology.num_nodes, np.int64))
+    return _from_sparse(matrices.metropolis_hastings(topology))
+
+
+def of_topology(topology: Topology) -> Weights:
+    """Makes the gossip matrix of a topology, which `topology.weights()` returns, too.
+
+    It is the topology's own matrix or sequence of matrices, `metropolis_hastings` for an undirected graph, and equal
+    weights 1 / (degree + 1) for a digraph in which every node sends to and hears from equally many others.
+
+    >>> from dcliques_jax import topologies
+    >>> of_topology(topologies.ring(3)).to_dense().round(3)
+    array([[0.333, 0.333, 0.333],
+           [0.333, 0.333, 0.333],
+           [0.333, 0.333, 0.333]])
+    """
+    if topology.matrices is None and topology.arcs is None:
+        return metropolis_hastings(topology)
+    found = [_from_sparse(matrix) for matrix in matrices.gossip_matrices(topology)]
+    if topology.drawn:
+        return Drawn(Sequence.of(found))
+    return found[0] if len(found) == 1 else Sequence.of(found)
 
 
 def clique_average(topology: Topology) -> Weights:
@@ -161,31 +188,30 @@ def check_gossip(weights: Weights, topology: Topology, requires: str = "symmetri
         raise ValueError(f"weights are for {weights.num_nodes} nodes, the topology has {topology.num_nodes}")
     if isinstance(weights, GroupMean) and _is_complete(topology):
         return  # symmetric by construction, and too large to expand
-    matrix = weights.to_sparse()
+    edges = topology.adjacency() + scipy.sparse.eye_array(topology.num_nodes)
+    for matrix in weights.matrices():
+        _check_matrix(matrix, requires)
+        i, j, foreign = largest_entry(matrix - matrix * edges)
+        if abs(foreign) > TOLERANCE:
+            raise ValueError(f"weights link nodes {i} and {j}, but {topology!r} has no edge between them")
+
+
+def _check_matrix(matrix: scipy.sparse.csr_array, requires: str) -> None:
     i, j, difference = largest_entry(matrix - matrix.T)
     if requires == "symmetric" and abs(difference) > TOLERANCE:
         raise ValueError(
-            f"weights are asymmetric: W[{i}, {j}] = {matrix[i, j]:.6g} but W[{j}, {i}] = {matrix[j, i]:.6g}; gossip "
-            "needs a symmetric, doubly stochastic matrix such as mixing.metropolis_hastings(topology)"
+            f"weights are asymmetric: W[{i}, {j}] = {matrix[i, j]:.6g} but W[{j}, {i}] = {matrix[j, i]:.6g}; this "
+            "algorithm needs a symmetric, doubly stochastic matrix such as mixing.metropolis_hastings(topology)"
         )
     if matrix.data.min(initial=0) < -TOLERANCE:
         raise ValueError(f"weights must not be negative, but the smallest is {matrix.data.min():.6g}")
     check_rows(matrix)
     if requires == "columns":
         check_rows(matrix.T.tocsr(), "column")
-    edges = topology.adjacency() + scipy.sparse.eye_array(topology.num_nodes)
-    i, j, foreign = largest_entry(matrix - matrix * edges)
-    if abs(foreign) > TOLERANCE:
-        raise ValueError(f"weights link nodes {i} and {j}, but {topology!r} has no edge between them")
 
 
 def _is_complete(topology: Topology) -> bool:
     return len(topology.edges) == topology.num_nodes * (topology.num_nodes - 1) // 2
-
-
-def _from_edges(num_nodes: int, edges: np.ndarray, values: np.ndarray) -> Weights:
-    half = scipy.sparse.csr_array((values, tuple(edges.T)), shape=(num_nodes, num_nodes))
-    return _from_sparse(half + half.T)
 
 
 def _from_sparse(matrix: scipy.sparse.csr_array) -> Weights:

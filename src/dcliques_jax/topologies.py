@@ -1,102 +1,39 @@
 """Who talks to whom.
 
-Every builder returns a `Topology`, an undirected, connected graph over nodes 0 .. n - 1. Builders run on the host with
-NumPy. They see label distributions `[nodes, classes]` instead of data.
+Every builder returns a `Topology` over nodes 0 .. n - 1: a connected graph, or gossip matrices of its own that may
+change from round to round. Builders run on the host with NumPy. They see label distributions `[nodes, classes]` instead
+of data.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse
 
-from dcliques_jax import _arrays, _checks, _edges, _html, _random, wirings
+from dcliques_jax import _arrays, _checks, _edges, _random, wirings
 from dcliques_jax import cliques as cliques_lib
+from dcliques_jax._topologies.moving import from_matrices, sequence
+from dcliques_jax._topologies.topology import Topology, make_topology
 
-if TYPE_CHECKING:
-    from dcliques_jax.reports import Report
+__all__ = [
+    "Edges",
+    "Topology",
+    "d_cliques",
+    "diverse_random",
+    "from_edges",
+    "from_matrices",
+    "from_networkx",
+    "fully_connected",
+    "grid",
+    "random_regular",
+    "remove_intra_clique_edges",
+    "ring",
+    "sequence",
+]
 
 Edges = _edges.Edges
 """Undirected edges: an array `[edges, 2]`, or a list, set or generator of pairs of nodes."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Topology:
-    """A connected, undirected graph, and the edges over which gradients may be averaged.
-
-    Use `from_edges` to make one. Its arrays are read-only.
-    """
-
-    num_nodes: int
-    edges: np.ndarray  # [edges, 2] each edge once, the smaller node first, in order
-    clique_ids: np.ndarray | None  # [nodes] the clique of each node, None without cliques
-    gradient_edges: np.ndarray | None  # [.., 2] those of `edges` that also carry gradients, if any
-    name: str
-
-    def __post_init__(self) -> None:
-        _checks.text("name", self.name)
-        num_nodes = _checks.integer("num_nodes", self.num_nodes, 1)
-        edges = _edges.ordered(num_nodes, "edges", self.edges)
-        object.__setattr__(self, "num_nodes", num_nodes)
-        object.__setattr__(self, "edges", edges)
-        _edges.check_connected(num_nodes, edges, self.name)
-        if self.clique_ids is not None:
-            ids = cliques_lib.check_clique_ids(self.clique_ids, num_nodes)
-            object.__setattr__(self, "clique_ids", _arrays.frozen(ids))
-        if self.gradient_edges is not None:
-            gradient_edges = _edges.ordered(num_nodes, "gradient_edges", self.gradient_edges)
-            _edges.check_gradient_edges(num_nodes, edges, gradient_edges, self.clique_ids)
-            object.__setattr__(self, "gradient_edges", gradient_edges)
-        elif self.clique_ids is not None:
-            raise ValueError("gradient_edges=None with clique_ids: pass the edges inside cliques, as from_edges does")
-
-    __reduce__ = _arrays.rebuilt
-
-    @property
-    def degrees(self) -> np.ndarray:
-        """Number of neighbours of each node, `[nodes]`."""
-        return np.bincount(self.edges.ravel(), minlength=self.num_nodes)
-
-    def adjacency(self) -> scipy.sparse.csr_array:
-        """The symmetric adjacency matrix with entries 1.0, as a SciPy sparse array."""
-        i, j = self.edges.T
-        rows, columns = np.concatenate([i, j]), np.concatenate([j, i])
-        return scipy.sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(self.num_nodes, self.num_nodes))
-
-    def report(
-        self,
-        label_distribution: npt.ArrayLike | None = None,
-        *,
-        num_parameters: int | None = None,
-        num_devices: int | None = None,
-    ) -> "Report":
-        """Measures what this topology costs and promises, before any training.
-
-        The arguments are those of `dcliques_jax.reports.make_report`.
-        """
-        from dcliques_jax.reports import make_report
-
-        return make_report(self, label_distribution, num_parameters=num_parameters, num_devices=num_devices)
-
-    def plot(self, label_distribution: npt.ArrayLike | None = None, *, ax: Any = None) -> Any:
-        """Draws the graph and the labels of nodes; see `dcliques_jax.plotting.plot_topology`."""
-        from dcliques_jax import plotting
-
-        return plotting.plot_topology(self, label_distribution, ax=ax)
-
-    def __repr__(self) -> str:
-        grouped = "" if self.clique_ids is None else f", cliques={self.clique_ids.max() + 1}"
-        return f"Topology({self.name!r}, num_nodes={self.num_nodes}, edges={len(self.edges)}{grouped})"
-
-    def _repr_html_(self) -> str:
-        degrees = self.degrees
-        each = f"{degrees.mean():.2f} ({_html.span(degrees.min(), degrees.max())})"
-        rows = [("nodes", f"{self.num_nodes:,}"), ("edges", f"{len(self.edges):,}"), ("edges per node", each)]
-        if self.clique_ids is not None:
-            sizes = np.bincount(self.clique_ids)
-            rows.append(("cliques", f"{len(sizes):,} of {_html.span(sizes.min(), sizes.max())} nodes"))
-        return _html.table(self.name, rows)
 
 
 def from_edges(
@@ -122,20 +59,29 @@ def from_edges(
 
 
 def from_networkx(graph: Any, *, name: str = "networkx graph") -> Topology:
-    """Makes a topology from an undirected networkx graph.
+    """Makes a topology from a networkx graph.
 
     Args:
-      graph: the graph. Its nodes become 0 .. n - 1 in the order of `graph.nodes`.
+      graph: the graph. Its nodes become 0 .. n - 1 in the order of `graph.nodes`. In a directed graph, i sends to j
+        along the edge (i, j).
       name: name in reports and pictures.
 
     >>> import networkx as nx
     >>> from_networkx(nx.petersen_graph())
     Topology('networkx graph', num_nodes=10, edges=15)
+    >>> from_networkx(nx.circulant_graph(10, [1, 3], create_using=nx.DiGraph))
+    Topology('networkx graph', num_nodes=10, arcs=20)
     """
-    if graph.is_directed():
-        raise ValueError("the graph is directed, but gossip needs symmetric edges: pass graph.to_undirected()")
     number = {node: position for position, node in enumerate(graph.nodes)}
-    return from_edges(len(number), [(number[i], number[j]) for i, j in graph.edges()], name=name)
+    pairs = [(number[i], number[j]) for i, j in graph.edges()]
+    topology = from_edges(len(number), pairs, name=name)
+    if not graph.is_directed():
+        return topology
+    arcs = _edges.arcs_in_order(len(number), np.array(pairs, np.int64).reshape(-1, 2))
+    if len(arcs) == 2 * len(topology.edges):
+        return topology
+    _edges.check_strongly_connected(len(number), arcs, name)
+    return dataclasses.replace(topology, arcs=arcs)
 
 
 def ring(num_nodes: int, *, seed: int = 0) -> Topology:
@@ -150,7 +96,7 @@ def ring(num_nodes: int, *, seed: int = 0) -> Topology:
     """
     num_nodes = _checks.integer("num_nodes", num_nodes, 1)
     order = _random.generator(seed).permutation(num_nodes)
-    return _topology(num_nodes, np.stack([order, np.roll(order, -1)], axis=1), "ring")
+    return make_topology(num_nodes, np.stack([order, np.roll(order, -1)], axis=1), "ring")
 
 
 def grid(rows: int, columns: int, *, seed: int = 0) -> Topology:
@@ -168,7 +114,7 @@ def grid(rows: int, columns: int, *, seed: int = 0) -> Topology:
     nodes = _random.generator(seed).permutation(rows * columns).reshape(rows, columns)
     across = np.stack([nodes[:, :-1], nodes[:, 1:]], axis=-1).reshape(-1, 2)
     down = np.stack([nodes[:-1], nodes[1:]], axis=-1).reshape(-1, 2)
-    return _topology(rows * columns, np.concatenate([across, down]), "grid")
+    return make_topology(rows * columns, np.concatenate([across, down]), "grid")
 
 
 def fully_connected(num_nodes: int) -> Topology:
@@ -204,7 +150,7 @@ def random_regular(num_nodes: int, degree: int, *, seed: int = 0) -> Topology:
     for _ in range(1000):  # only graphs of degree 2 or less are often disconnected
         edges = _random_regular_edges(num_nodes, degree, rng)
         if _edges.connected_parts(num_nodes, edges)[0] == 1:
-            return _topology(num_nodes, edges, f"random {degree}-regular")
+            return make_topology(num_nodes, edges, f"random {degree}-regular")
     raise ValueError(f"no connected graph of degree {degree} on {num_nodes} nodes was found: choose a higher degree")
 
 
@@ -244,7 +190,7 @@ def diverse_random(label_distribution: npt.ArrayLike, degree: int = 10, *, seed:
         further = _random_edges_besides(num_nodes, degree - fewest, diverse, rng)
         edges = np.concatenate([diverse, further])
         if len(further) == num_nodes * (degree - fewest) // 2 and _edges.connected_parts(num_nodes, edges)[0] == 1:
-            return _topology(num_nodes, edges, f"diverse random {degree}-regular", gradient_edges=diverse)
+            return make_topology(num_nodes, edges, f"diverse random {degree}-regular", gradient_edges=diverse)
     raise ValueError(f"no such graph with degree={degree} was found for {num_nodes} nodes: choose another degree")
 
 
@@ -288,7 +234,7 @@ def d_cliques(
     inside = np.concatenate([nodes[np.stack(np.triu_indices(len(nodes), 1), axis=1)] for nodes in members])
     between = wirings.INTER[inter](members, _random.generator(seed, 3))
     name = f"D-Cliques ({inter.replace('_', ' ')})"
-    return _topology(len(p), np.concatenate([inside, between]), name, ids, inside)
+    return make_topology(len(p), np.concatenate([inside, between]), name, ids, inside)
 
 
 def remove_intra_clique_edges(topology: Topology, per_clique: int, *, seed: int = 0) -> Topology:
@@ -363,16 +309,3 @@ def _check_all_pairs(count: int, what: str, most: int, remedy: str) -> None:
     edges = count * (count - 1) // 2
     if edges > most:
         raise ValueError(f"an edge for every pair of {count:,} {what} makes {edges:,}, more than {most:,}: {remedy}")
-
-
-def _topology(
-    num_nodes: int,
-    edges: np.ndarray,
-    name: str,
-    clique_ids: np.ndarray | None = None,
-    gradient_edges: np.ndarray | None = None,
-) -> Topology:
-    """Makes a `Topology` from edges in any order. Self-loops are left out."""
-    if gradient_edges is not None:
-        gradient_edges = _arrays.frozen(_edges.in_order(num_nodes, gradient_edges))
-    return Topology(num_nodes, _arrays.frozen(_edges.in_order(num_nodes, edges)), clique_ids, gradient_edges, name)

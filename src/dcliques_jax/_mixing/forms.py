@@ -36,14 +36,13 @@ class Weights(abc.ABC):
     def apply(self, x: jax.Array) -> jax.Array:
         """Multiplies one array `[nodes, ...]`."""
 
-    def at(self, round: Any, alive: Any = None) -> "Weights":
+    def at(self, round: Any) -> "Weights":
         """Returns the matrix of one round; by default this one. The engine calls it once per round.
 
         Args:
           round: the `algorithms.Round`.
-          alive: which nodes and links take part in the round. None if all do.
         """
-        del round, alive
+        del round
         return self
 
     def reordered(self, order: np.ndarray) -> Self:
@@ -70,12 +69,16 @@ class Weights(abc.ABC):
         dense: np.ndarray = self.to_sparse().toarray()
         return dense
 
+    def matrices(self) -> list[scipy.sparse.csr_array]:
+        """Returns the matrices of all rounds in float64, in their turns; by default this one."""
+        return [self.to_sparse()]
+
     def with_arrays(self, *arrays: npt.ArrayLike) -> Self:
         """Returns the same form with other arrays in its fields, without checking them."""
         return jax.tree.unflatten(jax.tree.structure(self), arrays)
 
 
-def _register(form: type[_Form]) -> type[_Form]:
+def register(form: type[_Form]) -> type[_Form]:
     """Registers a form as a pytree of its fields.
 
     Unlike with `jax.tree_util.register_dataclass`, unflattening skips the constructor and its checks. It is free, and
@@ -129,7 +132,7 @@ class Identity(Weights):
         return scipy.sparse.eye_array(self.num_nodes, format="csr")
 
 
-@_register
+@register
 @dataclasses.dataclass(frozen=True, eq=False)
 class Neighbours(Weights):
     """A sparse matrix as lists of neighbours. The weight of a node for itself makes its row sum to 1."""
@@ -187,7 +190,7 @@ class Neighbours(Weights):
         return with_unit_rows(matrix)
 
 
-@_register
+@register
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupMean(Weights):
     """The mean over groups of nodes, such as whole cliques or all nodes. Each node is in one group."""
@@ -250,7 +253,7 @@ class GroupMean(Weights):
         return with_unit_rows(membership @ scipy.sparse.diags_array(1 / sizes) @ membership.T)
 
 
-@_register
+@register
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dense(Weights):
     """A dense matrix, for rows with many entries."""
