@@ -57,7 +57,7 @@ class Traffic(NamedTuple):
 
 def models_and_gradients(network: Network, model_bytes: int) -> Traffic:
     """Returns the traffic of nodes that send a model over every edge of W and a gradient over every edge of G."""
-    messages = sum(_readers(weights) for weights in network)
+    messages = sum(mixing.messages_sent(weights) for weights in network)
     return Traffic(np.asarray(messages), model_bytes * np.asarray(messages))
 
 
@@ -169,14 +169,3 @@ def dsgd(
 
 def _as_weights(matrix: Any) -> mixing.Weights:
     return matrix if isinstance(matrix, mixing.Weights) else mixing.from_matrix(matrix)
-
-
-def _readers(weights: mixing.Weights) -> np.ndarray:
-    """Returns how many other nodes read the values of each node, `[turns, nodes]`."""
-    if isinstance(weights, mixing.Identity):
-        return np.zeros((1, weights.num_nodes), np.int64)
-    if isinstance(weights, mixing.GroupMean):
-        group = np.asarray(weights.group)
-        return (np.bincount(group)[group] - 1)[None]
-    matrices = weights.matrices()
-    return np.stack([np.asarray((matrix != 0).sum(axis=0)) - (matrix.diagonal() != 0) for matrix in matrices])

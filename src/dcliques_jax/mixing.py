@@ -31,7 +31,13 @@ from dcliques_jax._mixing.forms import (
 )
 from dcliques_jax._mixing.groups import GroupMean
 from dcliques_jax._mixing.sequences import Drawn, Moving, Sequence
-from dcliques_jax._mixing.spectrum import second_eigenvalue, spectral_gap
+from dcliques_jax._mixing.spectrum import (
+    contraction,
+    is_symmetric,
+    second_eigenvalue,
+    smallest_eigenvalue,
+    spectral_gap,
+)
 from dcliques_jax._topologies import matrices
 from dcliques_jax.topologies import Edges, Topology
 
@@ -47,12 +53,16 @@ __all__ = [
     "check_gossip",
     "check_rows",
     "clique_average",
+    "contraction",
     "from_matrix",
+    "meets",
+    "messages_sent",
     "metropolis_hastings",
     "mix",
     "neighbourhood_average",
     "of_topology",
     "second_eigenvalue",
+    "smallest_eigenvalue",
     "spectral_gap",
 ]
 
@@ -194,6 +204,41 @@ def check_gossip(weights: Weights, topology: Topology, requires: str = "symmetri
         i, j, foreign = largest_entry(matrix - matrix * edges)
         if abs(foreign) > TOLERANCE:
             raise ValueError(f"weights link nodes {i} and {j}, but {topology!r} has no edge between them")
+
+
+def meets(weights: Weights) -> str:
+    """Returns the strictest of the requirements of `check_gossip` that all matrices meet.
+
+    `"rows"`: rows sum to 1. `"columns"`: columns do too. `"symmetric"`: matrices are also symmetric.
+
+    >>> meets(neighbourhood_average(3, [[0, 1], [1, 2]]))
+    'rows'
+    """
+    if isinstance(weights, GroupMean | Identity):
+        return "symmetric"
+    matrices = weights.matrices()
+    if all(map(is_symmetric, matrices)):
+        return "symmetric"
+    sums = [np.abs(matrix.sum(axis=0) - 1).max() for matrix in matrices]
+    return "columns" if max(sums) <= TOLERANCE else "rows"
+
+
+def messages_sent(weights: Weights) -> np.ndarray:
+    """Counts the other nodes that read the values of each node in each round, `[turns, nodes]`.
+
+    There is one row, and one for each matrix of a sequence. If nodes swap their places at random, node i sends what
+    place i does before the swap.
+
+    >>> messages_sent(neighbourhood_average(3, [[0, 1], [1, 2]]))
+    array([[1, 2, 1]])
+    """
+    if isinstance(weights, Identity):
+        return np.zeros((1, weights.num_nodes), np.int64)
+    if isinstance(weights, GroupMean):
+        group = np.asarray(weights.group)
+        return (np.bincount(group)[group] - 1)[None]
+    matrices = weights.matrices()
+    return np.stack([np.asarray((matrix != 0).sum(axis=0)) - (matrix.diagonal() != 0) for matrix in matrices])
 
 
 def _check_matrix(matrix: scipy.sparse.csr_array, requires: str) -> None:

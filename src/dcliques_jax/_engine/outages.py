@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dcliques_jax import mixing
-from dcliques_jax._mixing.forms import MOST_UNROLLED, TOLERANCE, largest_entry
+from dcliques_jax._mixing.forms import MOST_UNROLLED
 from dcliques_jax._mixing.sequences import as_unions, to_common_form
 from dcliques_jax.algorithms import Network, Round, Traits
 from dcliques_jax.faults import Fault, Ids, first_key
@@ -65,23 +65,12 @@ def check(faults: tuple[Fault, ...], topology: Topology, network: Network, trait
             raise ValueError(f"{fault.name} does not fit a topology of {topology.num_nodes} nodes")
         if fault.fails == "links" and _has_memory(fault) and isinstance(network.gossip, mixing.Drawn):
             raise ValueError(f"{fault.name} needs links that last, but {topology.name} draws them in every round")
-        if traits.requires != "rows" and (fault.fails == "messages" or not _symmetric(network.gossip)):
+        if traits.requires != "rows" and (fault.fails == "messages" or mixing.meets(network.gossip) != "symmetric"):
             why = "loses messages one way" if fault.fails == "messages" else "meets an asymmetric gossip matrix"
             raise ValueError(
                 f"{fault.name} {why}: columns of W no longer sum to 1, but this algorithm requires "
                 f"{traits.requires!r}; use losses in both directions on an undirected graph, or algorithms.dsgd"
             )
-
-
-def keeps_columns(fault: Fault, weights: mixing.Weights) -> bool:
-    """Whether the columns of a doubly stochastic matrix still sum to 1 under a fault."""
-    return fault.fails != "messages" and _symmetric(weights)
-
-
-def _symmetric(weights: mixing.Weights) -> bool:
-    if isinstance(weights, mixing.GroupMean | mixing.Identity):
-        return True
-    return all(abs(largest_entry(matrix - matrix.T)[2]) <= TOLERANCE for matrix in weights.matrices())
 
 
 def with_links(networks: list[Network], faults: tuple[Fault, ...]) -> list[Network]:
