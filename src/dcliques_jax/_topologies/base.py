@@ -53,7 +53,7 @@ def base_graph(num_nodes: int, degree: int, *, seed: int = 0) -> Topology:
 
 
 def base(nodes: np.ndarray, most: int) -> list[Meetings]:
-    """Averages nodes exactly in meetings of at most `most` nodes (Algorithm 3 of the paper).
+    """Averages nodes exactly in meetings of at most `most` nodes.
 
     n = p q, where p has no prime factor above `most`. Groups of q nodes average side by side, then the j-th nodes of
     all groups. The simple sequence is used if it is shorter.
@@ -70,7 +70,7 @@ def base(nodes: np.ndarray, most: int) -> list[Meetings]:
 
 
 def simple_base(nodes: np.ndarray, most: int) -> list[Meetings]:
-    """Averages nodes exactly (Algorithm 2 of the paper). Blocks follow the digits of their number in base `most`."""
+    """Averages nodes exactly: the Simple Base-(k+1) graph. Blocks follow the digits of their number in base `most`."""
     if factorisation(len(nodes), most) is not None:
         return hyper_hypercube(nodes, most)
     blocks = _blocks(nodes, most)
@@ -112,7 +112,7 @@ def _inside(parts: np.ndarray, number: int, most: int) -> Meetings:
 
 
 def hyper_hypercube(nodes: np.ndarray, most: int) -> list[Meetings]:
-    """Averages nodes exactly (Algorithm 1 of the paper), for numbers of nodes without a prime factor above `most`.
+    """Averages nodes exactly: the k-peer Hyper-Hypercube graph, for numbers of nodes without a prime factor above `most`.
 
     Round l averages the groups of nodes whose numbers agree in all mixed-radix digits but the l-th.
     """
