@@ -18,7 +18,8 @@ LAYERS = """
     _sources.tfds _sources.published
     datasets partitions cliques wirings _edges
     _engine.xla _engine.chunks
-    _mixing.forms _mixing.sequences _mixing.spectrum
+    _mixing.forms _mixing.groups _mixing.sequences _mixing.spectrum
+    faults
     _topologies.topology _topologies.matrices _topologies.moving
     _topologies.lattices _topologies.random_graphs _topologies.exponential _topologies.base
     _topologies.drawn _topologies.stl_fw
@@ -27,8 +28,8 @@ LAYERS = """
     _mesh.placement _mesh.transfer _mesh.halos
     reports layers models algorithms metrics results _plotting.style _plotting.positions plotting
     _mesh.guards
-    _engine.sampling _engine.interrupts _engine.losses _engine.cache_key
-    _engine.plan _engine.program _engine.layout _engine.memory _engine.fit _engine.state
+    _engine.sampling _engine.interrupts _engine.tally _engine.cache_key
+    _engine.outages _engine.plan _engine.program _engine.layout _engine.memory _engine.fit _engine.state
     _engine.evaluation _engine.simulation _engine.setup
     _store.provenance _store.checkpoints
     _engine.loop

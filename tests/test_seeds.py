@@ -7,7 +7,7 @@ import pytest
 
 from dcliques_jax import algorithms, datasets, mixing, models, partitions, prepare, simulate, topologies
 from dcliques_jax._engine import memory, state
-from dcliques_jax._mixing.forms import to_common_form
+from dcliques_jax._mixing.sequences import to_common_form
 from dcliques_jax.results import MEASURED
 
 DATA = datasets.synthetic(num_train=400, num_test=60, num_classes=5, input_shape=(6,), seed=3)

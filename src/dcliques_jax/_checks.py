@@ -3,6 +3,7 @@
 Each check raises a `ValueError` that names the argument, its value and what is valid.
 """
 
+import math
 import operator
 import sys
 import warnings
@@ -26,6 +27,28 @@ def integer(name: str, value: Any, least: int, most: int | None = None, why: str
         bounds = f"of at least {least}" if most is None else f"in {least}..{most}"
         raise ValueError(f"{name}={value!r} must be an integer {bounds}{why and ', '}{why}")
     return number
+
+
+def real(name: str, value: Any, least: float, most: float = math.inf) -> float:
+    """Returns the value as a float; it must be a number from `least` to `most`.
+
+    >>> real("p", 1.5, 0, 1)
+    Traceback (most recent call last):
+    ValueError: p=1.5 must be a number in 0..1
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not least <= number <= most or math.isinf(number):
+        bounds = f"of at least {least:g}" if math.isinf(most) else f"in {least:g}..{most:g}"
+        raise ValueError(f"{name}={value!r} must be a number {bounds}")
+    return number
+
+
+def share(name: str, value: Any) -> float:
+    """Returns the value as a float from 0 to 1."""
+    return real(name, value, 0, 1)
 
 
 def choice(name: str, value: Any, known: Sequence[str]) -> None:

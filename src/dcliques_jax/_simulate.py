@@ -19,6 +19,7 @@ from dcliques_jax._store.checkpoints import Checkpoints
 from dcliques_jax._store.provenance import identity, provenance, surroundings
 from dcliques_jax.algorithms import Algorithm
 from dcliques_jax.datasets import Dataset
+from dcliques_jax.faults import Fault
 from dcliques_jax.partitions import PartitionedDataset
 from dcliques_jax.results import Record, Result, State
 from dcliques_jax.topologies import Topology
@@ -39,6 +40,7 @@ def simulate(
     eval_nodes: int | Sequence[int] | None = None,
     eval_examples: int | None = None,
     evaluate_on: Literal["test", "validation"] = "test",
+    faults: Fault | Sequence[Fault] | None = None,
     metrics: Mapping[str, Any] | None = None,
     on_nonfinite: Literal["raise", "warn"] = "raise",
     on_evaluation: Callable[[Record], Any] | None = None,
@@ -80,6 +82,7 @@ def simulate(
       eval_nodes: number of nodes to evaluate, drawn once from the seed, or a list of nodes. Default: all.
       eval_examples: number of examples to evaluate on, drawn once from the seed. Default: all.
       evaluate_on: `"test"`, or `"validation"` if the data set has validation examples.
+      faults: what goes wrong in rounds: one of `dcliques_jax.faults` or a list. Default: nothing.
       metrics: additional metrics by name: functions `(params, inputs, labels)` of one node's model, see the module
         `metrics`. `history.extra` holds their values.
       on_nonfinite: what to do if a loss or a parameter is infinite or NaN: `"raise"` an error or `"warn"` once.
@@ -137,6 +140,7 @@ def prepare(
     eval_nodes: int | Sequence[int] | None = None,
     eval_examples: int | None = None,
     evaluate_on: Literal["test", "validation"] = "test",
+    faults: Fault | Sequence[Fault] | None = None,
     metrics: Mapping[str, Any] | None = None,
     on_nonfinite: Literal["raise", "warn"] = "raise",
     seed: int = 0,

@@ -49,10 +49,10 @@ class Network(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Communication per node in one round."""
+    """Communication per node in each round, in turn if matrices change from round to round."""
 
-    messages: np.ndarray  # [nodes] number of messages that each node sends
-    bytes: np.ndarray  # [nodes] their size
+    messages: np.ndarray  # [turns, nodes] number of messages that each node sends
+    bytes: np.ndarray  # [turns, nodes] their size
 
 
 def models_and_gradients(network: Network, model_bytes: int) -> Traffic:
@@ -65,6 +65,7 @@ class Traits(NamedTuple):
     """What an algorithm requires of the network, checked before compilation, and how much it sends."""
 
     requires: str = "symmetric"  # of W: "rows" sum to 1, "columns" too, or it is "symmetric" as well
+    stands: frozenset[str] = frozenset({"links", "nodes"})  # what may fail, see `faults`
     sends: Callable[[Network, int], Traffic] | None = None  # (network, bytes of a model) -> traffic; None: unknown
 
 
@@ -92,8 +93,8 @@ def over_topology(
     Args:
       clique_averaging: whether to average gradients over the topology's gradient edges, that is over cliques (or over
         the diverse neighbours of `topologies.diverse_random`). Default: only if the topology has cliques.
-      weights: gossip matrix W, as `mixing.Weights` or any matrix over the topology's edges. Default:
-        Metropolis-Hastings.
+      weights: gossip matrix W, as `mixing.Weights` or any doubly stochastic matrix over the topology's edges. Default:
+        `topology.weights()`, which are Metropolis-Hastings weights for an undirected graph.
       gradient_weights: matrix G that averages gradients, as `mixing.Weights` or any matrix whose rows sum to 1. Pass
         either `gradient_weights` or `clique_averaging`, not both.
 
@@ -107,7 +108,9 @@ def over_topology(
         raise ValueError(f"clique_averaging={clique_averaging!r} must be True, False or None")
 
     def network(topology: Topology) -> Network:
-        gossip = mixing.metropolis_hastings(topology) if weights is None else _as_weights(weights)
+        gossip = mixing.of_topology(topology) if weights is None else _as_weights(weights)
+        if weights is not None:
+            mixing.check_gossip(gossip, topology, "columns")
         if gradient_weights is not None:
             gradients = _as_weights(gradient_weights)
             mixing.check_rows(gradients.to_sparse())
@@ -137,7 +140,7 @@ def dsgd(
         random numbers draws the same numbers at every node.
       clique_averaging: whether to average gradients over cliques, see `over_topology`. Default: only if the topology
         has cliques.
-      weights: gossip matrix W, symmetric and doubly stochastic. Default: Metropolis-Hastings.
+      weights: gossip matrix W, doubly stochastic. Default: `topology.weights()`.
       gradient_weights: matrix G that averages gradients. Pass either this or `clique_averaging`, not both.
 
     >>> from dcliques_jax import datasets, partitions, simulate, topologies
@@ -161,7 +164,7 @@ def dsgd(
         return mixing.mix(network.gossip, optax.apply_updates(params, updates)), state
 
     network = over_topology(clique_averaging=clique_averaging, weights=weights, gradient_weights=gradient_weights)
-    return Algorithm(network, init, step, Traits(sends=models_and_gradients))
+    return Algorithm(network, init, step, Traits(requires="rows", sends=models_and_gradients))
 
 
 def _as_weights(matrix: Any) -> mixing.Weights:
@@ -169,11 +172,11 @@ def _as_weights(matrix: Any) -> mixing.Weights:
 
 
 def _readers(weights: mixing.Weights) -> np.ndarray:
-    """Returns how many other nodes read the values of each node, `[nodes]`."""
+    """Returns how many other nodes read the values of each node, `[turns, nodes]`."""
     if isinstance(weights, mixing.Identity):
-        return np.zeros(weights.num_nodes, np.int64)
+        return np.zeros((1, weights.num_nodes), np.int64)
     if isinstance(weights, mixing.GroupMean):
         group = np.asarray(weights.group)
-        return np.bincount(group)[group] - 1
-    matrix = weights.to_sparse()
-    return np.asarray((matrix != 0).sum(axis=0)) - (matrix.diagonal() != 0)
+        return (np.bincount(group)[group] - 1)[None]
+    matrices = weights.matrices()
+    return np.stack([np.asarray((matrix != 0).sum(axis=0)) - (matrix.diagonal() != 0) for matrix in matrices])

@@ -21,7 +21,6 @@ from dcliques_jax._mixing.forms import (
     MOST_UNROLLED,
     TOLERANCE,
     Dense,
-    GroupMean,
     Identity,
     Neighbours,
     Weights,
@@ -30,6 +29,7 @@ from dcliques_jax._mixing.forms import (
     largest_entry,
     without_diagonal,
 )
+from dcliques_jax._mixing.groups import GroupMean
 from dcliques_jax._mixing.sequences import Drawn, Moving, Sequence
 from dcliques_jax._mixing.spectrum import second_eigenvalue, spectral_gap
 from dcliques_jax._topologies import matrices

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import scipy.sparse
 
 from dcliques_jax import _html
 from dcliques_jax._store import files
@@ -23,7 +24,8 @@ class State(NamedTuple):
     params: Any  # parameters, [nodes, ...] in every leaf
     algorithm: Any  # state of the algorithm, [nodes, ...] or [] in every leaf
     round: Any  # [] number of rounds so far
-    key: Any  # [2] data of the random key for the order of examples and the draws of algorithms
+    key: Any  # [2] data of the random key for the order of examples and the draws of algorithms and faults
+    faults: Any = None  # state of the faults, [nodes, ...] in every leaf; None without faults
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -36,6 +38,10 @@ class Measured:
     - `consensus_distance`, `[]`: `sqrt( 1/n sum_i || theta_i - mean theta ||^2 )`, over all nodes.
     - `mean_model_accuracy`, `[]`: accuracy of the mean of all models on the evaluated examples.
     - `mean_model_loss`, `[]`: its mean loss on the same examples.
+    - `messages`, `[]`: messages sent so far per node, as a mean over nodes; NaN if the algorithm does not say. Messages
+      that are lost or sent to offline nodes count, offline nodes send none.
+    - `messages_lost`, `[]`: those of them that did not arrive.
+    - `nodes_online`, `[]`: mean number of nodes that took part in the rounds since the last evaluation; at first NaN.
     - `nodes_right`, `[eval_examples]`: number of evaluated nodes that classify each example correctly.
     - `extra`: the metrics of `simulate(metrics=...)`, by name.
     """
@@ -46,6 +52,9 @@ class Measured:
     consensus_distance: np.ndarray = dataclasses.field(metadata={"axes": ()})
     mean_model_accuracy: np.ndarray = dataclasses.field(metadata={"axes": ()})
     mean_model_loss: np.ndarray = dataclasses.field(metadata={"axes": ()})
+    messages: np.ndarray = dataclasses.field(metadata={"axes": ()})
+    messages_lost: np.ndarray = dataclasses.field(metadata={"axes": ()})
+    nodes_online: np.ndarray = dataclasses.field(metadata={"axes": ()})
     nodes_right: np.ndarray = dataclasses.field(metadata={"axes": ("eval_examples",)})
     extra: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
@@ -207,9 +216,7 @@ class Result:
         several = isinstance(self.topology, list)
         graphs = self.topology if isinstance(self.topology, list) else [self.topology]
         for number, graph in enumerate(graphs):
-            for name in ("edges", "clique_ids", "gradient_edges"):
-                if (array := getattr(graph, name)) is not None:
-                    arrays[f"topology/{number}/{name}"] = array
+            arrays |= {f"topology/{number}/{name}": array for name, array in _topology_arrays(graph).items()}
         about = {"provenance": self.provenance, "topologies": [graph.name for graph in graphs], "several": several}
         about["interrupted"] = self.interrupted
         arrays["about"] = np.array(json.dumps(about))
@@ -231,24 +238,44 @@ class Result:
             parts = _nested(arrays)
             provenance = dict(about["provenance"])
             graphs = [
-                Topology(
-                    num_nodes=int(provenance["num_nodes"]),
-                    edges=parts["topology"][str(number)]["edges"],
-                    clique_ids=parts["topology"][str(number)].get("clique_ids"),
-                    gradient_edges=parts["topology"][str(number)].get("gradient_edges"),
-                    name=str(name),
-                )
+                _topology(parts["topology"][str(number)], int(provenance["num_nodes"]), str(name))
                 for number, name in enumerate(about["topologies"])
             ]
             params, state = parts.get("params", {}), None
             if "state" in parts:
-                state = State(params=params, **({"algorithm": {}} | parts["state"]))
+                state = State(params=params, **({"algorithm": {}, "faults": None} | parts["state"]))
             topology = graphs if about["several"] else graphs[0]
             return cls(topology, History(**parts["history"]), params, state, provenance, bool(about["interrupted"]))
         except (FileNotFoundError, PermissionError, IsADirectoryError):
             raise
         except Exception as error:  # NumPy, zipfile and json raise many kinds for invalid files
             raise ValueError(f"{os.fspath(path)} is not what Result.save writes, or it is corrupt: {error}") from error
+
+
+def _topology_arrays(topology: Topology) -> dict[str, np.ndarray]:
+    """Returns all that a topology consists of but its name, by name."""
+    fields = ("edges", "clique_ids", "gradient_edges", "arcs")
+    arrays = {name: getattr(topology, name) for name in fields if getattr(topology, name) is not None}
+    for number, matrix in enumerate(topology.matrices or ()):
+        arrays |= {f"matrices/{number}/{name}": getattr(matrix, name) for name in ("data", "indices", "indptr")}
+    return arrays | {"drawn": np.array(topology.drawn)}
+
+
+def _topology(arrays: dict[str, Any], num_nodes: int, name: str) -> Topology:
+    """Inverts `_topology_arrays`, after `_nested`."""
+    saved = arrays.get("matrices", {})
+    parts = [[saved[str(number)][part] for part in ("data", "indices", "indptr")] for number in range(len(saved))]
+    matrices = tuple(scipy.sparse.csr_array(tuple(part), shape=(num_nodes, num_nodes)) for part in parts)
+    return Topology(
+        num_nodes=num_nodes,
+        edges=arrays["edges"],
+        clique_ids=arrays.get("clique_ids"),
+        gradient_edges=arrays.get("gradient_edges"),
+        name=name,
+        arcs=arrays.get("arcs"),
+        matrices=matrices or None,
+        drawn=bool(arrays["drawn"]),
+    )
 
 
 def named_leaves(prefix: str, tree: Any) -> dict[tuple[str, ...], np.ndarray]:

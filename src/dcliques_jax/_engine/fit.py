@@ -12,7 +12,7 @@ import numpy as np
 
 from dcliques_jax import _checks, mixing
 from dcliques_jax._arrays import checksum
-from dcliques_jax._engine import cache_key
+from dcliques_jax._engine import cache_key, outages
 from dcliques_jax._engine.plan import Plan, Recipe, Run, evaluation_set
 from dcliques_jax._mesh.transfer import is_key
 from dcliques_jax._mixing.forms import is_weights
@@ -48,8 +48,9 @@ def check_algorithm(algorithm: Any) -> None:
             continue
 
 
-def make_network(run: Run, algorithm: Algorithm) -> Network:
-    """Builds the network of a run and checks that it meets the requirements of the algorithm."""
+def make_network(run: Run, recipe: Recipe) -> Network:
+    """Builds the network of a run and checks that it meets the requirements of the algorithm, also under faults."""
+    algorithm = recipe.algorithm
     network = algorithm.network(run.topology)
     if not isinstance(network, Network) or not all(isinstance(weights, mixing.Weights) for weights in network):
         raise ValueError(f"algorithm.network returns {network!r}: it must return algorithms.Network(gossip, gradients)")
@@ -59,6 +60,7 @@ def make_network(run: Run, algorithm: Algorithm) -> Network:
             f"gradient_weights are for {network.gradients.num_nodes} nodes, but the topology has "
             f"{run.topology.num_nodes}"
         )
+    outages.check(recipe.faults, run.topology, network, algorithm.traits)
     return network
 
 

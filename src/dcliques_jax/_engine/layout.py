@@ -17,7 +17,8 @@ from dcliques_jax._engine.plan import Plan, Recipe, Run
 from dcliques_jax._engine.program import Data, Examples
 from dcliques_jax._mesh import halos, placement, transfer
 from dcliques_jax._mesh.placement import Placement
-from dcliques_jax._mixing.forms import Weights, to_common_form
+from dcliques_jax._mixing.forms import Weights
+from dcliques_jax._mixing.sequences import Sequence, as_unions, to_common_form
 from dcliques_jax.algorithms import Network
 from dcliques_jax.datasets import Dataset
 from dcliques_jax.topologies import Topology
@@ -76,7 +77,10 @@ def store_network(layout: Layout, networks: list[Network]) -> Network:
     """Stores the networks of all runs on the devices, in the order of slots, with the runs on the first axis."""
 
     def together(*weights: Weights) -> Weights:
-        each = zip(to_common_form(weights), layout.placements, strict=True)
+        common: Any = to_common_form(weights)
+        if layout.mesh is not None and isinstance(common[0], Sequence):
+            common = as_unions(common)
+        each = zip(common, layout.placements, strict=True)
         moved = [matrix.reordered(placement.order) for matrix, placement in each]
         if layout.mesh is None:
             return stack_runs(moved)

@@ -56,14 +56,14 @@ def train(
     """Runs a simulation by its schedule, starting from the last checkpoint."""
     per_epoch = simulation.plan.rounds_per_epoch
     restored = checkpoints.restore(identity, simulation.starts, schedule, per_epoch)
-    starts, records, losses = restored or (None, [], None)
+    starts, records, tally = restored or (None, [], None)
     # Replay restored records, so that a callback that counts or stops behaves as before.
     stopped = [callbacks.wants_to_stop(simulation.for_user(record)) for record in records][-1:] == [True]
-    schedule = schedule.after([record.round for record in records], losses.round if losses else schedule.evaluated[0])
+    schedule = schedule.after([record.round for record in records], tally.round if tally else schedule.evaluated[0])
     interrupted, memory = False, 0
     with _progress_bar(simulation, schedule, callbacks.progress) as bar:
         with _compiling(bar):
-            simulation.begin(starts, losses)
+            simulation.begin(starts, tally)
             simulation.prepare_evaluation()
         bar.update(simulation.round - schedule.evaluated[0])
         if len(schedule.evaluated) > 1:
@@ -82,11 +82,11 @@ def train(
                 break
             records.append(record)
             if checkpoints.due():
-                checkpoints.save(simulation.state_of_runs(), records, simulation.losses)
+                checkpoints.save(simulation.state_of_runs(), records, simulation.tally)
             bar.set_postfix({"accuracy": _shown(record.accuracy)})
             stopped = callbacks.wants_to_stop(simulation.for_user(record))
     state = simulation.state_of_runs()
-    checkpoints.save(state, records, simulation.losses)
+    checkpoints.save(state, records, simulation.tally)
     # `models` would keep the simulation in the memory of the devices, beside the next group of runs.
     records = [dataclasses.replace(record, models=None) for record in records]
     return Outcome(state, records, simulation.checksum, memory, interrupted)

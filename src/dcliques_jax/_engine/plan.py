@@ -8,8 +8,10 @@ import numpy as np
 
 from dcliques_jax import _checks, _random, models, partitions
 from dcliques_jax._engine import sampling
+from dcliques_jax._engine.outages import Faults
 from dcliques_jax.algorithms import Algorithm
 from dcliques_jax.datasets import Dataset
+from dcliques_jax.faults import Fault
 from dcliques_jax.metrics import Metric
 from dcliques_jax.partitions import PartitionedDataset
 from dcliques_jax.topologies import Topology
@@ -34,6 +36,11 @@ class Recipe(NamedTuple):
     loss_fn: Callable[[jax.Array, jax.Array], jax.Array]
     init: Any
     metrics: Mapping[str, Metric]
+    faults: tuple[Fault, ...]
+
+    def faults_of(self, run: Run) -> Faults | None:
+        """Returns the faults of a run; None if nothing fails."""
+        return Faults(self.faults, run.data.num_nodes) if self.faults else None
 
 
 class Plan(NamedTuple):

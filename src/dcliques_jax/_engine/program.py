@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dcliques_jax._engine import sampling
+from dcliques_jax._engine import outages, sampling
 from dcliques_jax._engine.chunks import over_nodes
 from dcliques_jax._mesh import transfer
 from dcliques_jax.algorithms import Network, Round
@@ -33,6 +33,7 @@ class Program(NamedTuple):
     step: Any  # `Algorithm.step`, for all nodes
     batch_size: int
     rounds_per_epoch: int
+    faults: outages.Faults | None  # None: nothing fails
 
 
 class Examples(NamedTuple):
@@ -66,6 +67,16 @@ class Carry(NamedTuple):
     algorithm: Any  # [runs, slots, ...] or [runs] in every leaf
     order: Any  # [runs, slots, width] order of each node's examples in this epoch
     round: jax.Array  # [runs] number of rounds so far, equal for all runs
+    faults: Any  # `outages.FaultState`, with the runs on the first axis; None without faults
+
+
+def carry_specs(carry: Carry) -> Any:
+    """Returns the sharding of a carry on a mesh: by slots, but for scalars and the faults of nodes."""
+    specs = transfer.specs(carry)
+    if carry.faults is None:
+        return specs
+    nodes = jax.tree.map(lambda _: REPLICATED, carry.faults.nodes)
+    return specs._replace(faults=specs.faults._replace(nodes=nodes))
 
 
 def over_runs(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,22 +113,24 @@ def run(
     *,
     most_rounds: int,
     mesh: Mesh | None,
-) -> tuple[Carry, tuple[jax.Array, jax.Array]]:
-    """Runs `num_rounds` rounds; returns the carry, and losses and batch sizes `[runs, most_rounds, slots]`, then 0.
+) -> tuple[Carry, tuple[jax.Array, ...]]:
+    """Runs `num_rounds` rounds; returns the carry and what `Tally` adds up, `[runs, most_rounds, slots]`, then 0.
 
     `num_rounds` is traced: XLA would unroll a constant loop of one round and round differently in it.
     """
 
     def all_runs(carry: Carry, network: Network, data: Data, examples: Examples, start: Any, num_rounds: Any) -> Any:
         def of_run(carry: Carry, network: Network, data: Data) -> Any:
-            blank = jnp.zeros((most_rounds, len(data.nodes)))
+            losses = jnp.zeros((most_rounds, len(data.nodes)))
+            counts = (losses.astype(jnp.int32),) * num_counts
             one_round = _one_round(program, network, data, examples, start)
-            return jax.lax.fori_loop(0, num_rounds, one_round, (carry, (blank, blank.astype(jnp.int32))))
+            return jax.lax.fori_loop(0, num_rounds, one_round, (carry, (losses, *counts)))
 
         return over_runs(of_run)(carry, network, data)
 
     start = carry.round[0]  # shared by all runs, so that `vmap` keeps the condition on it
-    in_parts = transfer.specs(carry)
+    num_counts = 1 if program.faults is None else 4
+    in_parts = carry_specs(carry)
     train = PartitionSpec(transfer.AXIS)
     in_specs = (
         in_parts,
@@ -127,7 +140,7 @@ def run(
         REPLICATED,
         REPLICATED,
     )
-    lifted = on_devices(all_runs, mesh, in_specs, (in_parts, (_MEASURED, _MEASURED)))
+    lifted = on_devices(all_runs, mesh, in_specs, (in_parts, (_MEASURED,) * (1 + num_counts)))
     carry, measured = lifted(carry, network, data, examples, start, num_rounds)
     return carry, replicated(measured, mesh)
 
@@ -145,7 +158,7 @@ def _one_round(program: Program, network: Network, data: Data, examples: Example
     key = jax.random.wrap_key_data(data.key, impl="threefry2x32")
 
     def one_round(index: jax.Array, before: Any) -> Any:
-        carry, (losses, counts) = before
+        carry, measured = before
         number = start + index
         epoch, step_in_epoch = jnp.divmod(number, program.rounds_per_epoch)
         order = jax.lax.cond(step_in_epoch == 0, lambda: shuffled(data, epoch), lambda: carry.order)
@@ -157,11 +170,15 @@ def _one_round(program: Program, network: Network, data: Data, examples: Example
             data.nodes,
             lambda params: over_nodes(loss_and_gradient)(params, *batch)[1],
         )
-        params, algorithm = program.step(carry.params, gradients, carry.algorithm, network.at(round), round)
-        sizes = batch[1].sum(axis=1, dtype=jnp.int32)
-        losses = jax.lax.dynamic_update_index_in_dim(losses, loss.astype(losses.dtype), index, 0)
-        counts = jax.lax.dynamic_update_index_in_dim(counts, sizes, index, 0)
-        return Carry(params, algorithm, order, carry.round + 1), (losses, counts)
+        taken = outages.take(program.faults, carry.faults, network, round, key)
+        stepped = program.step(carry.params, gradients, carry.algorithm, taken.network, round)
+        params, algorithm = taken.frozen(stepped, (carry.params, carry.algorithm))
+        sizes = taken.frozen(batch[1].sum(axis=1, dtype=jnp.int32), 0)
+        measured = tuple(
+            jax.lax.dynamic_update_index_in_dim(all_rounds, values.astype(all_rounds.dtype), index, 0)
+            for all_rounds, values in zip(measured, (loss, sizes, *taken.counted), strict=True)
+        )
+        return Carry(params, algorithm, order, carry.round + 1, taken.state), measured
 
     return one_round
 

@@ -9,7 +9,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dcliques_jax import _checks, algorithms, models
-from dcliques_jax._engine import cache_key, fit, memory
+from dcliques_jax import faults as faults_lib
+from dcliques_jax._engine import cache_key, fit, memory, outages
 from dcliques_jax._engine.plan import Plan, Recipe, Run, make_plan, make_runs
 from dcliques_jax._engine.simulation import Simulation
 from dcliques_jax._mesh import guards, transfer
@@ -63,6 +64,7 @@ def make_setup(
     eval_nodes: int | Sequence[int] | None,
     eval_examples: int | None,
     evaluate_on: str,
+    faults: Any,
     metrics: Mapping[str, Any] | None,
     on_nonfinite: str,
     seed: int,
@@ -84,9 +86,9 @@ def make_setup(
     _check_seeds(init, len(runs))
     # JAX keeps traces and their constants while a function lives: wrap functions so that they live for one call.
     pair = models.Model(*map(functools.partial, models.as_model(model)))
-    functions = (algorithm, functools.partial(loss_fn), init, fit.check_metrics(metrics))
+    functions = (algorithm, functools.partial(loss_fn), init, fit.check_metrics(metrics), faults_lib.as_faults(faults))
     recipe = Recipe(pair, models.described(model), *functions)
-    networks = [fit.make_network(run, algorithm) for run in runs]
+    networks = outages.with_links([fit.make_network(run, recipe) for run in runs], recipe.faults)
     with cache_key.fresh_traces():
         found = [fit.check_fit(run, plan, recipe, network) for run, network in zip(runs, networks, strict=True)]
     widest = max(range(len(runs)), key=lambda number: runs[number].data.indices.shape[1])

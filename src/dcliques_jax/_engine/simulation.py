@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 from dcliques_jax import _checks
 from dcliques_jax._engine import cache_key, interrupts, layout, program, state
 from dcliques_jax._engine.evaluation import Evaluation
-from dcliques_jax._engine.losses import Losses
 from dcliques_jax._engine.plan import Plan, Recipe, Run
 from dcliques_jax._engine.program import Carry, Program
+from dcliques_jax._engine.tally import Tally
 from dcliques_jax._mesh import transfer
 from dcliques_jax.algorithms import Network
 from dcliques_jax.results import MEASURED, Record, State
@@ -51,7 +51,8 @@ class Simulation:
         self._on_nonfinite, self._warned, self._pace = on_nonfinite, False, 1
         self._starts: list[State] = state.start(self.layout, networks)
         self._keys = np.stack([start.key for start in self._starts])
-        self.losses = Losses.after(int(self._starts[0].round), len(runs), runs[0].data.num_nodes)
+        self.tally = Tally.after(int(self._starts[0].round), len(runs), runs[0].data.num_nodes)
+        self._messages = _messages_per_round(recipe, networks)
         self._network = layout.store_network(self.layout, networks)
         self._data = layout.host_data(self.layout, plan, list(self._keys))
         self._on_one_device = self._lower_on_one_device(networks)
@@ -68,7 +69,7 @@ class Simulation:
     @property
     def round(self) -> int:
         """Number of rounds so far."""
-        return self.losses.round
+        return self.tally.round
 
     @property
     def params(self) -> Any:
@@ -102,10 +103,10 @@ class Simulation:
 
     # For the loop
 
-    def begin(self, starts: list[State] | None = None, losses: Losses | None = None) -> None:
+    def begin(self, starts: list[State] | None = None, tally: Tally | None = None) -> None:
         """Compiles the rounds and stores states, by default the initial ones, on the devices."""
-        if starts is not None and losses is not None:
-            self._starts, self.losses = starts, losses
+        if starts is not None and tally is not None:
+            self._starts, self.tally = starts, tally
         self._carry = state.store(self.layout, self.plan, self._starts, self._data)
         data, examples = layout.store_data(self.layout, self._data), layout.store_examples(self.layout)
         lowered = self._on_one_device
@@ -129,18 +130,18 @@ class Simulation:
             if count == 0:
                 break
             started = time.monotonic()
-            losses, counts = self._run(count)
+            measured = self._run(count)
             seconds = max(time.monotonic() - started, 1e-9)
-            before, self.losses = self.round, self.losses.plus(losses, counts)
-            self._complain(_nonfinite_losses(self.layout.runs, before, losses))
+            before, turns = self.round, np.arange(self.round, self.round + count) % self._messages.shape[1]
+            self.tally = self.tally.plus(measured, self._messages[:, turns])
+            self._complain(_nonfinite_losses(self.layout.runs, before, measured[0]))
             self._pace = int(np.clip(_PACE * count / seconds, 1, _most_rounds(self.layout)))
             on_rounds(count)
 
-    def _run(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Runs `count` rounds in one call; returns losses and batch sizes, `[runs, rounds, nodes]`."""
+    def _run(self, count: int) -> tuple[np.ndarray, ...]:
+        """Runs `count` rounds in one call; returns what `Tally` adds up, `[runs, rounds, nodes]`."""
         self._carry, measured = self._program(self._carry, *self._constants, count)
-        losses, counts = (self.layout.of_nodes(values[:, :count]) for values in jax.device_get(measured))
-        return losses, counts
+        return tuple(self.layout.of_nodes(values[:, :count]) for values in jax.device_get(measured))
 
     def prepare_evaluation(self) -> None:
         """Compiles the evaluation if it is not compiled yet."""
@@ -159,9 +160,8 @@ class Simulation:
         if measured is None:
             return None
         self._complain(_nonfinite_models(self, measured.pop("finite"), measured["loss"]))
-        measured["train_loss"] = self.losses.means()
-        runs = self.layout.runs
-        self.losses = Losses.after(self.round, len(runs), runs[0].data.num_nodes)
+        measured |= self.tally.means()
+        self.tally = self.tally.evaluated()
         number = self.round
 
         def models() -> Any:
@@ -221,7 +221,7 @@ class Simulation:
 
         def carry(*starts: State) -> Carry:
             orders = np.zeros((ours.num_slots, self.plan.width), np.int32)
-            return layout.stack_runs([Carry(s.params, s.algorithm, orders, s.round) for s in starts])
+            return layout.stack_runs([Carry(s.params, s.algorithm, orders, s.round, s.faults) for s in starts])
 
         shapes = jax.eval_shape(carry, *self._starts)
         return self._lower(ours, shapes, network, data, layout.host_examples(ours.runs[0].data.dataset))
@@ -230,7 +230,8 @@ class Simulation:
         """Lowers the program of rounds."""
         recipe, plan = ours.recipe, self.plan
         step = recipe.algorithm.step
-        parts = Program(recipe.model.apply, recipe.loss_fn, step, plan.batch_size, plan.rounds_per_epoch)
+        faults = recipe.faults_of(ours.runs[0])
+        parts = Program(recipe.model.apply, recipe.loss_fn, step, plan.batch_size, plan.rounds_per_epoch, faults)
         options: dict[str, Any] = {"most_rounds": _most_rounds(ours), "mesh": ours.mesh}
         return cache_key.lower(program.run, parts, carry, network, data, examples, 1, donate=(0,), **options)
 
@@ -241,6 +242,14 @@ class Simulation:
         if trouble and not self._warned:
             _checks.warn(trouble, RuntimeWarning)
             self._warned = True
+
+
+def _messages_per_round(recipe: Recipe, networks: list[Network]) -> np.ndarray:
+    """Returns the number of messages of all nodes in each turn of the network, `[runs, turns]`; NaN if unknown."""
+    sends = recipe.algorithm.traits.sends
+    if sends is None:
+        return np.full((len(networks), 1), np.nan)
+    return np.stack([sends(network, 0).messages.sum(axis=1) for network in networks])
 
 
 def _most_rounds(layout: layout.Layout) -> int:

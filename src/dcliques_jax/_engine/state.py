@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dcliques_jax._engine import cache_key
+from dcliques_jax._engine import cache_key, outages
 from dcliques_jax._engine.fit import as_arrays, check_state, shapes
 from dcliques_jax._engine.layout import Layout, stack_runs
 from dcliques_jax._engine.plan import Plan, Recipe, Run
-from dcliques_jax._engine.program import Carry, Data, shuffled
+from dcliques_jax._engine.program import Carry, Data, carry_specs, shuffled
 from dcliques_jax._mesh import guards, transfer
 from dcliques_jax.algorithms import Network
 from dcliques_jax.results import State, named_leaves, names_of
@@ -52,7 +52,13 @@ def _start(run: Run, recipe: Recipe, network: Network) -> State:
             params = broadcast_to_nodes(params, num_nodes)
     algorithm = as_arrays(recipe.algorithm.init(params, network))
     check_state(algorithm, num_nodes)  # again, for algorithms that could not be traced
-    return State(params, algorithm, jnp.zeros((), jnp.int32), np.asarray(jax.random.key_data(key)))
+    faults = _faults_at_start(run, recipe, network, key)
+    return State(params, algorithm, jnp.zeros((), jnp.int32), np.asarray(jax.random.key_data(key)), faults)
+
+
+def _faults_at_start(run: Run, recipe: Recipe, network: Network, key: jax.Array) -> outages.FaultState | None:
+    faults = recipe.faults_of(run)
+    return None if faults is None else outages.start(faults, network, key)
 
 
 def random_params(init: Any, key: jax.Array, example: jax.Array, *, kind: str, num_nodes: int) -> Params:
@@ -82,7 +88,11 @@ def _continued(runs: list[Run], recipe: Recipe, networks: list[Network]) -> list
         stacked = jax.eval_shape(lambda params: broadcast_to_nodes(params, run.data.num_nodes), one_node)
         params = _like(stacked, mine.params, "params")
         algorithm = _like(_shapes_of_state(recipe, params, network), mine.algorithm, "algorithm")
-        return State(params, algorithm, jnp.asarray(mine.round, jnp.int32), np.asarray(mine.key, np.uint32))
+        key = np.asarray(mine.key, np.uint32)
+        faults = _faults_at_start(run, recipe, network, jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32"))
+        with contextlib.suppress(ValueError):  # other faults, or links of another topology, start anew
+            faults = _like(faults, mine.faults, "faults")
+        return State(params, algorithm, jnp.asarray(mine.round, jnp.int32), key, faults)
 
     return [of_run(number, *each) for number, each in enumerate(zip(runs, networks, strict=True))]
 
@@ -126,7 +136,10 @@ def _like(expected: Any, given: Any, name: str) -> Any:
 def reordered(state: State, order: np.ndarray) -> State:
     """Puts node `order[k]` of the state of one run into slot k. The values of an empty slot, -1, are arbitrary."""
     params, algorithm = jax.tree.map(lambda leaf: leaf[order] if np.ndim(leaf) else leaf, state[:2])
-    return state._replace(params=params, algorithm=algorithm)
+    faults = state.faults
+    if faults is not None:  # those of nodes are kept by number
+        faults = faults._replace(links=jax.tree.map(lambda leaf: leaf[order], faults.links))
+    return state._replace(params=params, algorithm=algorithm, faults=faults)
 
 
 def store(layout: Layout, plan: Plan, states: list[State], data: Data) -> Carry:
@@ -138,10 +151,10 @@ def store(layout: Layout, plan: Plan, states: list[State], data: Data) -> Carry:
         for run in range(len(states)):
             orders[run] = draw(jax.tree.map(lambda leaf, run=run: leaf[run], data), epoch)
     moved = [reordered(states.pop(0), placement.order) for placement in layout.placements]
-    carries = [Carry(s.params, s.algorithm, order, s.round) for s, order in zip(moved, orders, strict=True)]
+    carries = [Carry(s.params, s.algorithm, order, s.round, s.faults) for s, order in zip(moved, orders, strict=True)]
     if mesh is not None:
         together = stack_runs(carries, np)
-        return transfer.put(together, transfer.specs(together), mesh)
+        return transfer.put(together, carry_specs(together), mesh)
     # The program donates the carry's buffers, so none may belong to the caller. Stacking copies; reordered parameters,
     # the largest part, are copies already.
     if len(carries) > 1:
@@ -158,8 +171,8 @@ def _lifted(params: Any) -> Any:
 
 def in_topology_order(layout: Layout, carry: Carry, keys: np.ndarray) -> State:
     """Copies a stored carry to the host, which has room for it, in the topology's order, with the axis of runs."""
-    params, algorithm, number = jax.tree.map(transfer.fetched, (carry.params, carry.algorithm, carry.round))
-    on_host = State(params, algorithm, number, keys)
+    fetched = jax.tree.map(transfer.fetched, carry._replace(order=()))
+    on_host = State(fetched.params, fetched.algorithm, fetched.round, keys, fetched.faults)
     runs = [jax.tree.map(lambda leaf, run=run: leaf[run], on_host) for run in range(len(layout.runs))]
     together: State = stack_runs([reordered(run, p.slots) for run, p in zip(runs, layout.placements, strict=True)], np)
     return together

@@ -13,12 +13,12 @@ import scipy.sparse
 from dcliques_jax import mixing
 from dcliques_jax._mesh.placement import Placement, occurrences
 from dcliques_jax._mesh.transfer import AXIS
-from dcliques_jax._mixing.forms import flat, gossip, rows_of
+from dcliques_jax._mixing.forms import Lists, flat, rows_of
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class ShardedNeighbours(mixing.Weights):
+class ShardedNeighbours(Lists):
     """Lists of neighbours, some of which are on other devices. The halo of a device holds the rows that it receives.
 
     Every device d sends the rows `sent[i]` to device d + shifts[i]. Halos follow a device's own rows, shift by shift.
@@ -31,14 +31,8 @@ class ShardedNeighbours(mixing.Weights):
     shifts: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     num_devices: int = dataclasses.field(metadata={"static": True})
 
-    @property
-    def num_nodes(self) -> int:  # type: ignore[override]
-        """Number of rows."""
-        return np.shape(self.values)[0]
-
-    def apply(self, x: jax.Array) -> jax.Array:
-        """Computes x_i + sum_j w_ij (x_j - x_i), summed in the same order as on one device."""
-        rows = flat(x)
+    def table(self, rows: jax.Array) -> jax.Array:
+        """Returns the rows of the device and its halo. Sums are in the same order as on one device."""
         halos = [
             jax.lax.ppermute(
                 rows_of(rows, jnp.asarray(sent)),
@@ -47,8 +41,7 @@ class ShardedNeighbours(mixing.Weights):
             )
             for sent, shift in zip(self.sent, self.shifts, strict=True)
         ]
-        values, table = jnp.asarray(self.values, x.dtype), jnp.concatenate([rows, *halos])
-        return gossip(jnp.asarray(self.neighbours), values, table).reshape(x.shape)
+        return jnp.concatenate([rows, *halos])
 
     def to_sparse(self) -> scipy.sparse.csr_array:
         """The matrix between all slots."""
@@ -83,22 +76,61 @@ class GlobalMean(mixing.Weights):
         mean = jax.lax.psum((shares * rows).sum(axis=0, keepdims=True), AXIS)
         return jnp.broadcast_to(mean, rows.shape).reshape(x.shape)
 
+    def senders(self, nodes: jax.Array) -> jax.Array:
+        """Returns the nodes of the device, `[slots]`: all nodes read the same ones."""
+        return nodes
+
+    def masked(self, alive: jax.Array) -> "PartialGlobalMean":
+        """Leaves the weight of lost nodes with each reader."""
+        return PartialGlobalMean(jnp.where(alive, jnp.asarray(self.shares), 0))
+
+    def renormalised(self, alive: jax.Array) -> "GlobalMean":
+        """Averages over the nodes that are alive."""
+        arrived = jnp.where(alive, jnp.asarray(self.shares), 0)
+        total = jax.lax.psum(arrived.sum(), AXIS)
+        return GlobalMean(jnp.where(total > 0, arrived / total, 0))
+
+    def count(self, chosen: jax.Array) -> jax.Array:
+        """Counts the chosen nodes on all devices, without the node."""
+        chosen = chosen & (jnp.asarray(self.shares) != 0)
+        return jax.lax.psum(chosen.sum(dtype=jnp.int32), AXIS) - chosen
+
     def to_sparse(self) -> scipy.sparse.csr_array:
         """The matrix between all slots."""
         return scipy.sparse.csr_array(np.tile(np.asarray(self.shares), (self.num_nodes, 1)))
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class PartialGlobalMean(GlobalMean):
+    """The mean over all nodes, from which some are missing: their weight stays with each reader."""
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        """Computes sum_j s_j x_j + (1 - sum_j s_j) x_i over the nodes j that are there."""
+        kept = 1 - jax.lax.psum(jnp.asarray(self.shares, x.dtype).sum(), AXIS)
+        return super().apply(x) + kept * x
+
+
 def moved_rows(weights: mixing.Weights, num_devices: int) -> int:
     """Returns the number of rows that all devices together send in one multiplication."""
+    if isinstance(weights, mixing.Sequence):
+        return moved_rows(weights.form, num_devices)
     if isinstance(weights, ShardedNeighbours):
         return sum(np.size(rows) for rows in weights.sent)
     return num_devices if isinstance(weights, GlobalMean) and num_devices > 1 else 0
 
 
+_SHARED = (mixing.Identity, mixing.Neighbours, mixing.GroupMean, mixing.Dense)
+
+
 def distributed(weights: Sequence[Any], placements: Sequence[Placement]) -> Sequence[mixing.Weights]:
     """Converts weights between slots, one per run and all of one form, to a form for several devices."""
     form = type(weights[0])
-    if form.__module__ != mixing.Weights.__module__:  # the forms below would drop its own `at` and `apply`
+    if isinstance(weights[0], mixing.Sequence):
+        return [mixing.Sequence(rows) for rows in _halos([each.form for each in weights], placements[0].num_devices)]
+    if isinstance(weights[0], mixing.Drawn):
+        raise ValueError("graphs that are drawn in every round need all nodes on one device: omit mesh")
+    if form not in _SHARED:  # the forms below would drop its own `at` and `apply`
         raise ValueError(f"{form.__name__} weights are known on one device only: pass a form of mixing, or omit mesh")
     if isinstance(weights[0], mixing.Identity):
         return [mixing.Identity(placements[0].per_device)] * len(weights)

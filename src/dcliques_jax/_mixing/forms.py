@@ -73,6 +73,36 @@ class Weights(abc.ABC):
         """Returns the matrices of all rounds in float64, in their turns; by default this one."""
         return [self.to_sparse()]
 
+    def senders(self, nodes: jax.Array) -> jax.Array:
+        """Returns the node that each entry of the matrix reads. Faults need it, and the three methods below.
+
+        Args:
+          nodes: the node in each slot, `[slots]`.
+        """
+        raise self._fault_free()
+
+    def masked(self, alive: jax.Array) -> "Weights":
+        """Returns the matrix with lost weights on the diagonal: x_i + sum_j alive_ij w_ij (x_j - x_i).
+
+        Args:
+          alive: which entries arrive, in the shape of `senders`.
+        """
+        raise self._fault_free()
+
+    def renormalised(self, alive: jax.Array) -> "Weights":
+        """Returns the matrix of the averages over what arrives and the node's own value."""
+        raise self._fault_free()
+
+    def count(self, chosen: jax.Array) -> jax.Array:
+        """Counts the chosen entries of each row that read other nodes, `[slots]`."""
+        raise self._fault_free()
+
+    def _fault_free(self) -> ValueError:
+        return ValueError(
+            f"{type(self).__name__} weights cannot lose messages: define senders, masked, renormalised and count, pass "
+            "a form of mixing, or omit faults"
+        )
+
     def with_arrays(self, *arrays: npt.ArrayLike) -> Self:
         """Returns the same form with other arrays in its fields, without checking them."""
         return jax.tree.unflatten(jax.tree.structure(self), arrays)
@@ -101,7 +131,7 @@ def register(form: type[_Form]) -> type[_Form]:
     return form
 
 
-def _owned(weights: Weights, **fields: npt.ArrayLike) -> list[np.ndarray] | None:
+def owned(weights: Weights, **fields: npt.ArrayLike) -> list[np.ndarray] | None:
     """Makes the fields of weights read-only and returns them. Returns None while tracing, when they have no values."""
     if any(isinstance(field, jax.core.Tracer) for field in fields.values()):
         return None
@@ -123,6 +153,21 @@ class Identity(Weights):
         """Returns x."""
         return x
 
+    def senders(self, nodes: jax.Array) -> jax.Array:
+        """Returns an array without entries: nobody reads anybody."""
+        return nodes[:, None][:, :0]
+
+    def masked(self, alive: jax.Array) -> Self:
+        """Returns the identity."""
+        del alive
+        return self
+
+    renormalised = masked
+
+    def count(self, chosen: jax.Array) -> jax.Array:
+        """Returns zeros."""
+        return chosen.sum(axis=1, dtype=jnp.int32)
+
     def reordered(self, order: np.ndarray) -> Self:
         """Returns the identity of all slots."""
         return type(self)(len(order))
@@ -132,26 +177,67 @@ class Identity(Weights):
         return scipy.sparse.eye_array(self.num_nodes, format="csr")
 
 
+class Lists(Weights):
+    """A sparse matrix as lists of neighbours. The weight of a node for itself makes its row sum to 1."""
+
+    neighbours: npt.ArrayLike  # [nodes, width] rows of the table
+    values: npt.ArrayLike  # [nodes, width] weight of each neighbour, 0 in the padding
+
+    @property
+    def num_nodes(self) -> int:  # type: ignore[override]
+        """Number of rows."""
+        return np.shape(self.values)[0]
+
+    def table(self, rows: jax.Array) -> jax.Array:
+        """Returns the rows that lists refer to, `[.., p]`, from one row per slot; the first are these."""
+        return rows
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        """Computes x_i + sum_j w_ij (x_j - x_i). Equal models stay equal to the last bit."""
+        values = jnp.asarray(self.values, x.dtype)
+        return gossip(jnp.asarray(self.neighbours), values, self.table(flat(x))).reshape(x.shape)
+
+    def senders(self, nodes: jax.Array) -> jax.Array:
+        """Returns the node of each neighbour, `[slots, width]`."""
+        return rows_of(self.table(nodes[:, None]), jnp.asarray(self.neighbours))[..., 0]
+
+    def masked(self, alive: jax.Array) -> Self:
+        """Sets lost weights to 0; the row still sums to 1."""
+        return dataclasses.replace(self, values=jnp.where(alive, jnp.asarray(self.values), 0))  # type: ignore[type-var]
+
+    def renormalised(self, alive: jax.Array) -> Self:
+        """Divides by the weight that arrives, the node's own included."""
+        values = jnp.asarray(self.values)
+        arrived = jnp.where(alive, values, 0)
+        total = (1 - values.sum(axis=1, keepdims=True)) + arrived.sum(axis=1, keepdims=True)
+        # A node that gives itself no weight and hears nothing keeps its own value.
+        return dataclasses.replace(self, values=jnp.where(total > 0, arrived / total, 0))  # type: ignore[type-var]
+
+    def count(self, chosen: jax.Array) -> jax.Array:
+        """Counts the chosen neighbours, without padding."""
+        return ((jnp.asarray(self.values) != 0) & chosen).sum(axis=1, dtype=jnp.int32)
+
+
 @register
 @dataclasses.dataclass(frozen=True, eq=False)
-class Neighbours(Weights):
+class Neighbours(Lists):
     """A sparse matrix as lists of neighbours. The weight of a node for itself makes its row sum to 1."""
 
     neighbours: npt.ArrayLike  # [nodes, width] padded with the node
     values: npt.ArrayLike  # [nodes, width] weight of each neighbour, 0 in the padding
 
     def __post_init__(self) -> None:
-        if (owned := _owned(self, neighbours=self.neighbours, values=self.values)) is None:
+        if (arrays := owned(self, neighbours=self.neighbours, values=self.values)) is None:
             return
-        neighbours, values = owned
-        _check_kind("neighbours", neighbours, "iu", 2)
-        _check_kind("values", values, "iuf", 2)
+        neighbours, values = arrays
+        check_kind("neighbours", neighbours, "iu", 2)
+        check_kind("values", values, "iuf", 2)
         if neighbours.shape != values.shape or len(values) == 0:
             raise ValueError(
                 f"neighbours of shape {neighbours.shape} and values of shape {values.shape} must both be "
                 "[nodes, width], with at least one node"
             )
-        _check_range("neighbours", neighbours, len(values), "nodes")
+        check_range("neighbours", neighbours, len(values), "nodes")
 
     @classmethod
     def from_sparse(cls, matrix: scipy.sparse.csr_array, width: int = 0) -> Self:
@@ -165,20 +251,11 @@ class Neighbours(Weights):
         neighbours[used], values[used] = matrix.indices, matrix.data
         return cls(_arrays.frozen(neighbours), _arrays.frozen(values))
 
-    @property
-    def num_nodes(self) -> int:  # type: ignore[override]
-        """Number of rows."""
-        return np.shape(self.values)[0]
-
-    def apply(self, x: jax.Array) -> jax.Array:
-        """Computes x_i + sum_j w_ij (x_j - x_i). Equal models stay equal to the last bit."""
-        return gossip(jnp.asarray(self.neighbours), jnp.asarray(self.values, x.dtype), flat(x)).reshape(x.shape)
-
     def reordered(self, order: np.ndarray) -> Self:
         """Reorders and renumbers the lists. The order inside a list stays, so sums round the same way."""
         neighbours, values = np.asarray(self.neighbours)[order], np.asarray(self.values)[order]
         empty, here = order[:, None] < 0, np.arange(len(order), dtype=np.int32)[:, None]
-        slots = _slots(order, self.num_nodes)[neighbours]
+        slots = slots_of(order, self.num_nodes)[neighbours]
         return self.with_arrays(np.where(empty, here, slots), np.where(empty, 0, values))
 
     def to_sparse(self) -> scipy.sparse.csr_array:
@@ -192,78 +269,15 @@ class Neighbours(Weights):
 
 @register
 @dataclasses.dataclass(frozen=True, eq=False)
-class GroupMean(Weights):
-    """The mean over groups of nodes, such as whole cliques or all nodes. Each node is in one group."""
-
-    members: npt.ArrayLike  # [groups, width] padded with members of the same group
-    shares: npt.ArrayLike  # [groups, width] one over the size of the group, 0 in the padding
-    group: npt.ArrayLike  # [nodes] the group of each node
-
-    def __post_init__(self) -> None:
-        if (owned := _owned(self, members=self.members, shares=self.shares, group=self.group)) is None:
-            return
-        members, shares, group = owned
-        _check_kind("members", members, "iu", 2)
-        _check_kind("shares", shares, "iuf", 2)
-        _check_kind("group", group, "iu", 1)
-        if members.shape != shares.shape or len(group) == 0:
-            raise ValueError(
-                f"members of shape {members.shape} and shares of shape {shares.shape} must both be [groups, width], "
-                f"and group of shape {group.shape} [nodes], with at least one node"
-            )
-        _check_range("members", members, len(group), "nodes")
-        _check_range("group", group, len(members), "groups")
-        rows, columns = used = np.nonzero(shares)
-        counted = np.bincount(members[used], minlength=len(group))
-        wrong = np.flatnonzero(counted != 1)
-        if len(wrong):
-            raise ValueError(f"node {wrong[0]} has a share {counted[wrong[0]]} times: every node must have one")
-        strangers = np.flatnonzero(group[members[used]] != rows)
-        if len(strangers):
-            node = members[used][strangers[0]]
-            raise ValueError(f"node {node} has a share of group {rows[strangers[0]]}, but group[{node}]={group[node]}")
-        sizes = np.bincount(group, minlength=len(members))
-        uneven = np.flatnonzero(np.abs(shares[used] - 1 / sizes[rows]) > TOLERANCE)
-        if len(uneven):
-            row, column = rows[uneven[0]], columns[uneven[0]]
-            raise ValueError(
-                f"shares[{row}, {column}]={shares[row, column]} must be one over the size of the group, 1/{sizes[row]}"
-            )
-
-    @property
-    def num_nodes(self) -> int:  # type: ignore[override]
-        """Number of rows."""
-        return np.shape(self.group)[0]
-
-    def apply(self, x: jax.Array) -> jax.Array:
-        """Computes the mean of each group once and copies it to the members."""
-        means = _group_means(jnp.asarray(self.members), jnp.asarray(self.shares, x.dtype), flat(x))
-        return rows_of(means, jnp.asarray(self.group)).reshape(x.shape)
-
-    def reordered(self, order: np.ndarray) -> Self:
-        """Renumbers the members. The order inside a group stays, so sums round the same way."""
-        members = _slots(order, self.num_nodes)[np.asarray(self.members)]
-        return self.with_arrays(members, self.shares, np.asarray(self.group)[order])
-
-    def to_sparse(self) -> scipy.sparse.csr_array:
-        """Returns the matrix; up to the order of nodes, groups are diagonal blocks."""
-        group = np.asarray(self.group)
-        membership = scipy.sparse.csr_array((np.ones(len(group)), (np.arange(len(group)), group)))
-        sizes = np.bincount(group)
-        return with_unit_rows(membership @ scipy.sparse.diags_array(1 / sizes) @ membership.T)
-
-
-@register
-@dataclasses.dataclass(frozen=True, eq=False)
 class Dense(Weights):
     """A dense matrix, for rows with many entries."""
 
     matrix: npt.ArrayLike  # [nodes, nodes] every row sums to 1
 
     def __post_init__(self) -> None:
-        if (owned := _owned(self, matrix=self.matrix)) is not None:
-            check_square(owned[0])
-            check_rows(owned[0])
+        if (arrays := owned(self, matrix=self.matrix)) is not None:
+            check_square(arrays[0])
+            check_rows(arrays[0])
 
     @classmethod
     def from_sparse(cls, matrix: scipy.sparse.csr_array) -> Self:
@@ -279,6 +293,29 @@ class Dense(Weights):
         """Computes x + (W - I) (x - x_0). Rounding errors vanish as models agree, and the mean does not drift."""
         change = jnp.asarray(self.matrix, x.dtype) - jnp.eye(self.num_nodes, dtype=x.dtype)
         return x + jnp.tensordot(change, x - x[:1], 1, precision="highest")
+
+    def senders(self, nodes: jax.Array) -> jax.Array:
+        """Returns the node of each column, `[slots, slots]`."""
+        return jnp.broadcast_to(nodes[None], np.shape(self.matrix))
+
+    def masked(self, alive: jax.Array) -> Self:
+        """Moves lost weights to the diagonal."""
+        arrived = jnp.where(alive & self._outside(), jnp.asarray(self.matrix), 0)
+        return self.with_arrays(arrived + jnp.diag(1 - arrived.sum(axis=1)))
+
+    def renormalised(self, alive: jax.Array) -> Self:
+        """Divides by the weight that arrives, the node's own included."""
+        arrived = jnp.where(alive | ~self._outside(), jnp.asarray(self.matrix), 0)
+        total = arrived.sum(axis=1, keepdims=True)
+        return self.with_arrays(jnp.where(total > 0, arrived / total, ~self._outside()))
+
+    def count(self, chosen: jax.Array) -> jax.Array:
+        """Counts the chosen entries outside the diagonal."""
+        return ((jnp.asarray(self.matrix) != 0) & chosen & self._outside()).sum(axis=1, dtype=jnp.int32)
+
+    def _outside(self) -> jax.Array:
+        """Returns which entries are not on the diagonal."""
+        return ~jnp.eye(self.num_nodes, dtype=bool)
 
     def reordered(self, order: np.ndarray) -> Self:
         """Reorders rows and columns."""
@@ -307,16 +344,6 @@ def gossip(neighbours: jax.Array, values: jax.Array, table: jax.Array) -> jax.Ar
     return mixed
 
 
-@unfused
-def _group_means(members: jax.Array, shares: jax.Array, x: jax.Array) -> jax.Array:
-    if members.shape[1] > MOST_UNROLLED:
-        return jnp.einsum("gm,gmp->gp", shares, rows_of(x, members), precision="highest")
-    return sum(
-        (shares[:, k, None] * rows_of(x, members[:, k]) for k in range(members.shape[1])),
-        start=jnp.zeros((len(members), x.shape[1]), x.dtype),
-    )
-
-
 def flat(x: jax.Array) -> jax.Array:
     """Flattens to one row per node. XLA does not vectorise loops over short last axes, such as ten classes."""
     return x.reshape(len(x), math.prod(x.shape[1:]))
@@ -332,17 +359,16 @@ def is_weights(value: Any) -> bool:
     return isinstance(value, Weights)
 
 
-def to_common_form(weights: Sequence[Weights]) -> Sequence[Weights]:
-    """Converts the matrices of several runs to one form and shape, so that they can be stacked."""
+def have_one_form(weights: Sequence[Weights]) -> bool:
+    """Whether matrices have the same form and shapes, so that they can be stacked."""
     kinds = [(jax.tree.structure(matrix), [np.shape(leaf) for leaf in jax.tree.leaves(matrix)]) for matrix in weights]
-    if all(kind == kinds[0] for kind in kinds):
+    return all(kind == kinds[0] for kind in kinds)
+
+
+def static_to_common_form(weights: Sequence[Weights]) -> Sequence[Weights]:
+    """Converts static matrices to one form and shape."""
+    if have_one_form(weights):
         return weights
-    for matrix in weights:
-        if type(matrix).at is not Weights.at:
-            raise ValueError(
-                f"{type(matrix).__name__} weights, which change from round to round, have other shapes for other "
-                "seeds: pad their arrays to the same shapes"
-            )
     matrices = [matrix.to_sparse() for matrix in weights]
     width = max(int(np.diff(without_diagonal(matrix).indptr).max(initial=0)) for matrix in matrices)
     if width > MOST_UNROLLED:
@@ -350,14 +376,14 @@ def to_common_form(weights: Sequence[Weights]) -> Sequence[Weights]:
     return [Neighbours.from_sparse(matrix, width) for matrix in matrices]
 
 
-def _slots(order: np.ndarray, num_nodes: int) -> np.ndarray:
+def slots_of(order: np.ndarray, num_nodes: int) -> np.ndarray:
     """Inverts an order: the slot of each node, `[nodes]`, if node `order[k]` is in slot k."""
     slots, used = np.zeros(num_nodes, np.int32), np.flatnonzero(order >= 0)
     slots[order[used]] = used
     return slots
 
 
-def _check_kind(name: str, array: np.ndarray, kinds: str, ndim: int) -> None:
+def check_kind(name: str, array: np.ndarray, kinds: str, ndim: int) -> None:
     if array.dtype.kind not in kinds or array.ndim != ndim:
         what = "real numbers" if "f" in kinds else "integers"
         raise ValueError(f"{name} must be {what} in {ndim} dimensions, not {array.dtype} of shape {array.shape}")
@@ -365,7 +391,7 @@ def _check_kind(name: str, array: np.ndarray, kinds: str, ndim: int) -> None:
         raise ValueError(f"{name} hold NaN or infinite values")
 
 
-def _check_range(name: str, array: np.ndarray, size: int, what: str) -> None:
+def check_range(name: str, array: np.ndarray, size: int, what: str) -> None:
     wrong = array[(array < 0) | (array >= size)]
     if len(wrong):
         raise ValueError(f"{name} hold {wrong[0]}, which leaves the {what} 0..{size - 1}")

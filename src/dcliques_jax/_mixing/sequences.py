@@ -13,7 +13,17 @@ import numpy as np
 import scipy.sparse
 
 from dcliques_jax import _arrays
-from dcliques_jax._mixing.forms import Dense, Neighbours, Weights, register, rows_of, to_common_form, without_diagonal
+from dcliques_jax._mixing.forms import (
+    MOST_UNROLLED,
+    Dense,
+    Neighbours,
+    Weights,
+    have_one_form,
+    register,
+    rows_of,
+    static_to_common_form,
+    without_diagonal,
+)
 from dcliques_jax._random import random_bits
 
 _PLACES = 2**32 - 3  # folded into the key of a round for the places of nodes
@@ -43,13 +53,14 @@ class Sequence(Moving):
     @classmethod
     def of(cls, matrices: Matrices[Weights]) -> Self:
         """Stacks matrices of one form and shape. Each round then costs what the widest matrix costs."""
-        return cls(jax.tree.map(lambda *leaves: _arrays.frozen(np.stack(leaves, axis=1)), *to_common_form(matrices)))
+        common = static_to_common_form(matrices)
+        return cls(jax.tree.map(lambda *leaves: _arrays.frozen(np.stack(leaves, axis=1)), *common))
 
     @classmethod
-    def of_union(cls, matrices: Matrices[scipy.sparse.csr_array]) -> Self:
-        """Lists the neighbours of all matrices together; only their weights change. So links keep their places."""
+    def of_union(cls, matrices: Matrices[scipy.sparse.csr_array], width: int = 0) -> Self:
+        """Makes lists of at least `width` neighbours of all matrices together. Only their weights change."""
         outside = [without_diagonal(matrix) for matrix in matrices]
-        union = Neighbours.from_sparse(sum(outside[1:], start=outside[0]))
+        union = Neighbours.from_sparse(sum(outside[1:], start=outside[0]), width)
         neighbours, n = np.asarray(union.neighbours), union.num_nodes
         codes = np.arange(n)[:, None] * n + neighbours  # of row and column
         used = np.asarray(union.values) != 0
@@ -131,13 +142,41 @@ class Drawn(Moving):
 
     def reordered(self, order: np.ndarray) -> Self:
         """Returns the same matrices: slots find their places by their nodes."""
-        if len(order) != self.num_nodes:
-            raise ValueError(
-                "graphs that are drawn in every round need all nodes on one device: omit mesh, or use a topology with "
-                "fixed matrices"
-            )
+        del order
         return self
 
     def matrices(self) -> list[scipy.sparse.csr_array]:
         """Returns the matrices in float64, in their turns, before nodes swap their places."""
         return self.pool.matrices()
+
+
+def as_unions(sequences: Matrices[Sequence]) -> list[Sequence]:
+    """Converts the sequences of several runs to lists of the neighbours of all matrices, which keep their places."""
+    unions = [Sequence.of_union(sequence.matrices()) for sequence in sequences]
+    width = max(union.form.neighbours.shape[1] for union in unions)
+    if width > MOST_UNROLLED:
+        raise ValueError(
+            f"a node has {width} neighbours in all matrices of a sequence together: several devices, and faults with a "
+            f"memory such as bursts, need at most {MOST_UNROLLED}"
+        )
+    return [Sequence.of_union(union.matrices(), width) for union in unions]
+
+
+def to_common_form(weights: Matrices[Weights]) -> Matrices[Weights]:
+    """Converts the weights of several runs to one form and shape, so that they can be stacked."""
+    if have_one_form(weights):
+        return weights
+    pools = [each.pool if isinstance(each, Drawn) else each for each in weights]
+    if not any(type(each).at is not Weights.at for each in pools):
+        return static_to_common_form(weights)
+    sequences = [each for each in pools if isinstance(each, Sequence)]
+    if len({type(each) for each in weights}) > 1 or len({each.period for each in sequences}) != 1:
+        told = ", ".join(sorted({type(each).__name__ for each in weights}))
+        raise ValueError(
+            f"{told} weights, which change from round to round, have other shapes for other seeds: use as many "
+            "matrices for every seed, or pad their arrays to the same shapes"
+        )
+    matrices = static_to_common_form([matrix for each in sequences for matrix in each.turns()])
+    period = sequences[0].period
+    common = [Sequence.of(matrices[start : start + period]) for start in range(0, len(matrices), period)]
+    return [Drawn(each) for each in common] if isinstance(weights[0], Drawn) else common

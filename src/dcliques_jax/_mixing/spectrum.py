@@ -5,7 +5,8 @@ import functools
 import numpy as np
 import scipy.sparse
 
-from dcliques_jax._mixing.forms import TOLERANCE, GroupMean, Weights, largest_entry
+from dcliques_jax._mixing.forms import TOLERANCE, Weights, largest_entry
+from dcliques_jax._mixing.groups import GroupMean
 
 _DENSE_SPECTRUM = 2000  # nodes up to which all eigenvalues are computed; above, only the extreme ones
 

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dcliques_jax import _checks
-from dcliques_jax._engine.losses import Losses
 from dcliques_jax._engine.plan import Schedule
+from dcliques_jax._engine.tally import Tally
 from dcliques_jax._mesh.transfer import of_first_process
 from dcliques_jax._store import files
 from dcliques_jax._store.provenance import differences
@@ -73,14 +73,14 @@ class Checkpoints:
         """Returns whether it is time to save, by the clock of the first process: all processes must save together."""
         return self.directory is not None and bool(of_first_process(time.monotonic() >= self._next_save))
 
-    def save(self, state: State, records: list[Record], losses: Losses) -> None:
+    def save(self, state: State, records: list[Record], tally: Tally) -> None:
         """Saves a checkpoint. If saving fails, warns and keeps the last checkpoint."""
-        number = losses.round
+        number = tally.round
         if self.directory is None or number in self._kept or jax.process_index() > 0:  # the first process writes
             return
         started = time.monotonic()
         try:
-            self._write(number, state, records, losses)
+            self._write(number, state, records, tally)
         except OSError as error:
             last = f"the last checkpoint is of round {self._kept[-1]}" if self._kept else "there is no checkpoint"
             _checks.warn(
@@ -91,14 +91,14 @@ class Checkpoints:
         ended = time.monotonic()
         self._next_save = ended + _SPACING * (ended - started)
 
-    def _write(self, number: int, state: State, records: list[Record], losses: Losses) -> None:
+    def _write(self, number: int, state: State, records: list[Record], tally: Tally) -> None:
         assert self.directory is not None
         arrays = {f"state/{index}": _plain(leaf) for index, leaf in enumerate(jax.tree.leaves(state))}
         for name in ("round", "epoch", *MEASURED):
             arrays[f"history/{name}"] = np.stack([getattr(record, name) for record in records])
         for name in records[0].extra if records else ():
             arrays[f"extra/{name}"] = np.stack([record.extra[name] for record in records])
-        arrays |= {f"losses/{name}": np.asarray(value) for name, value in losses._asdict().items()}
+        arrays |= {f"tally/{name}": np.asarray(value) for name, value in tally._asdict().items()}
         arrays["identity"] = np.array(json.dumps(self._identity))
         self.directory.mkdir(exist_ok=True)
         files.write_arrays(self._path(number), arrays, compressed=False)
@@ -110,7 +110,7 @@ class Checkpoints:
 
     def restore(
         self, identity: Callable[[], dict[str, Any]], starts: list[State], schedule: Schedule, rounds_per_epoch: int
-    ) -> tuple[list[State], list[Record], Losses] | None:
+    ) -> tuple[list[State], list[Record], Tally] | None:
         """Returns the last checkpoint; None if there is none. `starts` are the initial states.
 
         Raises a `ValueError` if it belongs to another run, or is later than the end of the schedule.
@@ -148,8 +148,8 @@ class Checkpoints:
             )
             for t, at in enumerate(arrays["history/round"])
         ]
-        losses = Losses(number, arrays["losses/sums"], arrays["losses/counts"])
-        return runs, records, losses
+        kept: dict[str, Any] = {name: arrays[f"tally/{name}"] for name in Tally._fields}
+        return runs, records, Tally(**kept | {name: int(kept[name]) for name in ("round", "rounds")})
 
     def _newest(self) -> tuple[int, dict[str, np.ndarray]] | None:
         """Returns round and content of the newest valid checkpoint; None if there is no checkpoint."""

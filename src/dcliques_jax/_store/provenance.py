@@ -9,12 +9,14 @@ import types
 from typing import Any
 
 import jax
+import numpy as np
 
 from dcliques_jax._arrays import checksum
 from dcliques_jax._engine.plan import Plan, Recipe, Run, Schedule
 from dcliques_jax._mesh.transfer import is_key
 from dcliques_jax.algorithms import Algorithm, Network
 from dcliques_jax.results import State
+from dcliques_jax.topologies import Topology
 
 _PACKAGES = ("dcliques_jax", "jax", "jaxlib", "flax", "optax", "numpy")
 _COMPILERS = ("dcliques_jax", "jax", "jaxlib")  # may change the bits of a program; flax and optax only build it
@@ -40,7 +42,7 @@ def provenance(runs: list[Run], plan: Plan, schedule: Schedule, recipe: Recipe, 
     graphs, data = [run.topology for run in runs], runs[0].data.dataset
     return {
         "topology": graphs[0].name,
-        "topology_checksum": checksum(*(a for g in graphs for a in (g.edges, g.clique_ids, g.gradient_edges))),
+        "topology_checksum": checksum(*(a for g in graphs for a in _arrays_of(g))),
         "num_nodes": graphs[0].num_nodes,
         "dataset": data.name,
         "dataset_checksum": data.checksum,
@@ -48,6 +50,7 @@ def provenance(runs: list[Run], plan: Plan, schedule: Schedule, recipe: Recipe, 
         "model": recipe.model_name,
         "algorithm": described(recipe.algorithm),
         "loss": described(recipe.loss_fn),
+        "faults": ", ".join(fault.name for fault in recipe.faults) or None,
         "init": recipe.init if isinstance(recipe.init, str) else f"given, {checksum(*_plain_leaves(recipe.init))}",
         "program": program,  # checksum of the model, the algorithm and the loss as compiled
         **schedule.requested,
@@ -61,6 +64,16 @@ def provenance(runs: list[Run], plan: Plan, schedule: Schedule, recipe: Recipe, 
         "device": jax.default_backend(),
         "versions": versions(),
     }
+
+
+def _arrays_of(topology: Topology) -> list[Any]:
+    """Returns all that a topology consists of, as arrays."""
+    found: list[Any] = [topology.edges, topology.clique_ids, topology.gradient_edges]
+    if topology.arcs is not None:
+        found.append(topology.arcs)
+    for matrix in topology.matrices or ():
+        found += [matrix.data, matrix.indices, matrix.indptr]
+    return found + [np.array(True)] * topology.drawn
 
 
 def identity(

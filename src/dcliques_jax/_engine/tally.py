@@ -1,0 +1,66 @@
+"""What rounds measure, added up on the host in float64."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Tally(NamedTuple):
+    """Sums over rounds: losses since the last evaluation, and messages since the start."""
+
+    round: int  # number of rounds so far
+    sums: np.ndarray  # [runs, nodes] sum of the losses of all examples that a node has seen since the last evaluation
+    counts: np.ndarray  # [runs, nodes] number of these examples
+    online: np.ndarray  # [runs] sum over these rounds of the number of nodes that took part
+    rounds: int  # number of these rounds
+    sent: np.ndarray  # [runs] number of messages so far; NaN if unknown
+    lost: np.ndarray  # [runs] number of those that did not arrive
+
+    @classmethod
+    def after(cls, number: int, num_runs: int, num_nodes: int) -> "Tally":
+        """Returns empty sums that start after round `number`."""
+        zeros = np.zeros((num_runs, num_nodes))
+        return cls(number, zeros, zeros.astype(np.int64), np.zeros(num_runs), 0, np.zeros(num_runs), np.zeros(num_runs))
+
+    def evaluated(self) -> "Tally":
+        """Returns the tally after an evaluation. Messages go on."""
+        return self.after(self.round, *self.sums.shape)._replace(sent=self.sent, lost=self.lost)
+
+    def plus(self, measured: tuple[np.ndarray, ...], sent: np.ndarray) -> "Tally":
+        """Adds further rounds.
+
+        Args:
+          measured: mean losses of batches and batch sizes, `[runs, rounds, nodes]`. Under faults also the number of
+            messages to each node, how many of them were lost, and whether the node took part.
+          sent: number of messages without faults, `[runs, rounds]`; NaN if unknown.
+        """
+        losses, counts, *faulty = measured
+        sums = self.sums.copy()
+        for row in np.moveaxis(losses * counts, 1, 0):  # one by one, for the same bits however rounds are grouped
+            sums += row
+        online, lost = np.full(sent.shape, losses.shape[2]), np.zeros_like(sent)
+        if faulty:
+            to_nodes, lost, online = (values.sum(axis=2) for values in faulty)
+            sent, lost = (np.where(np.isnan(sent), np.nan, values) for values in (to_nodes, lost))
+        return Tally(
+            self.round + losses.shape[1],
+            sums,
+            self.counts + counts.sum(axis=1),
+            self.online + online.sum(axis=1),
+            self.rounds + losses.shape[1],
+            self.sent + sent.sum(axis=1),
+            self.lost + lost.sum(axis=1),
+        )
+
+    def means(self) -> dict[str, np.ndarray]:
+        """Returns the measurements of `results.Measured` by name, with the runs on the first axis.
+
+        The mean loss of a node that saw no example is NaN, and so is the number of nodes online before training.
+        """
+        blank, nodes = np.full(self.sums.shape, np.nan), self.sums.shape[1]
+        return {
+            "train_loss": np.divide(self.sums, self.counts, out=blank, where=self.counts > 0),
+            "messages": self.sent / nodes,
+            "messages_lost": self.lost / nodes,
+            "nodes_online": self.online / self.rounds if self.rounds else np.full(len(self.online), np.nan),
+        }
