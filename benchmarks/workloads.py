@@ -24,8 +24,11 @@ def d_cliques(data, inter="fully_connected"):
     return dc.topologies.d_cliques(data.label_distribution, inter=inter, max_steps=100)
 
 
-def rounds(topology, data, batch_size, optimizer, *, model=None, init="shared", clique_averaging=True, mesh=None):
+def rounds(
+    topology, data, batch_size, optimizer, *, model=None, init="shared", clique_averaging=True, faults=None, mesh=None
+):
     """Rounds of the library and nothing else: what `dcliques_jax.simulate` runs between two evaluations."""
     algorithm = dc.algorithms.dsgd(optimizer, clique_averaging=clique_averaging)
-    options = {"model": model, "algorithm": algorithm, "batch_size": batch_size, "init": init, "mesh": mesh}
+    options = {"model": model, "algorithm": algorithm, "batch_size": batch_size, "init": init}
+    options |= {"faults": faults, "mesh": mesh}
     return dc.prepare(topology, data, **options)

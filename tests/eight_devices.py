@@ -9,7 +9,18 @@ import numpy as np
 import optax
 import pytest
 
-from dcliques_jax import algorithms, datasets, metrics, mixing, models, partitions, prepare, simulate, topologies
+from dcliques_jax import (
+    algorithms,
+    datasets,
+    faults,
+    metrics,
+    mixing,
+    models,
+    partitions,
+    prepare,
+    simulate,
+    topologies,
+)
 from dcliques_jax._engine import simulation
 from dcliques_jax._mesh.transfer import AXIS
 
@@ -259,6 +270,64 @@ def test_draws_by_node_are_the_same_on_eight_devices():
         alone, shared = (run(*TOPOLOGIES[name], algorithm=noisy, mesh=m).state.algorithm for m in (None, mesh()))
         np.testing.assert_array_equal(alone, shared)
         assert len(np.unique(alone)) == len(alone)
+
+
+# Faults and moving graphs
+
+
+FAULTS = {
+    "links and nodes": [faults.churn(0.1, 0.4), faults.message_loss(0.2), faults.bursts(0.1, 3)],
+    "directed": faults.message_loss(0.3, directed=True),
+    "nodes": [faults.participation(0.6), faults.stragglers(0.1)],
+}
+
+
+def assert_same_faults(one, other):
+    for name in ("messages", "messages_lost", "nodes_online"):
+        np.testing.assert_array_equal(getattr(one.history, name), getattr(other.history, name), err_msg=name)
+    assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("fully connected cliques", "links and nodes"),
+        ("small world", "directed"),
+        ("three cliques", "nodes"),
+        ("ring", "links and nodes"),
+        ("fully connected", "nodes"),
+    ],
+)
+def test_eight_devices_throw_the_same_coins(name, given):
+    assert_same_faults(*(run(*TOPOLOGIES[name], faults=FAULTS[given], mesh=m) for m in (mesh(), None)))
+
+
+def test_sequences_run_on_eight_devices(tmp_path):
+    rings = [topologies.sequence([topologies.ring(37, seed=turn + seed) for turn in range(3)]) for seed in (0, 5)]
+    both = [run(rings, UNEVEN, seeds=[1, 2], mesh=m) for m in (mesh(), None)]
+    assert_same_faults(*both)
+    given = {"faults": FAULTS["links and nodes"]}
+    alone = run(rings[0], UNEVEN, **given)
+    assert_same_faults(run(rings[0], UNEVEN, mesh=mesh(), **given), alone)
+    with pytest.MonkeyPatch.context() as patch:  # the run goes on with another number of devices
+        patch.setattr("dcliques_jax._store.checkpoints._SPACING", 0)
+        arguments = given | {"checkpoint_dir": tmp_path}
+        run(rings[0], UNEVEN, mesh=mesh(), on_evaluation=lambda record: record.epoch == 1, **arguments)
+        assert_same_faults(run(rings[0], UNEVEN, **arguments), alone)
+
+
+def test_directed_matrices_run_on_eight_devices():
+    own = np.eye(37)
+    matrices = [(own + np.roll(own, shift, axis=1)) / 2 for shift in (1, 2, 4)]
+    for given in (matrices[0], matrices):
+        topology = topologies.from_matrices(given)
+        assert_close(*(run(topology, UNEVEN, mesh=m) for m in (mesh(), None)))
+
+
+def test_drawn_graphs_are_refused_on_a_mesh():
+    drawn = topologies.from_matrices(topologies.ring(37).weights().to_dense(), drawn=True)
+    with pytest.raises(ValueError, match="drawn in every round need all nodes on one device"):
+        run(drawn, UNEVEN, mesh=mesh())
 
 
 def test_metrics_are_the_same_on_eight_devices():

@@ -188,3 +188,145 @@ def gn_lenet(params, images):
     x = np.maximum(pool(group_norm(conv(x, "Conv_1"), "GroupNorm_1")), 0)
     x = np.maximum(pool(group_norm(conv(x, "Conv_2"), "GroupNorm_2")), 0)
     return x.reshape(len(x), -1) @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
+
+
+def threefry(key, first, second):
+    """Threefry-2x32 with 20 rounds (Salmon et al. 2011), on Python integers: the two words of a block."""
+    mask = 2**32 - 1
+    keys = [int(key[0]), int(key[1]), int(key[0]) ^ int(key[1]) ^ 0x1BD11BDA]
+    x, y = (first + keys[0]) & mask, (second + keys[1]) & mask
+    for block in range(5):
+        for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[block % 2]:
+            x = (x + y) & mask
+            y = ((y << turn) | (y >> (32 - turn))) & mask
+            y ^= x
+        x = (x + keys[(block + 1) % 3]) & mask
+        y = (y + keys[(block + 2) % 3] + block + 1) & mask
+    return x, y
+
+
+def folded(key, *numbers):
+    """The key that `jax.random.fold_in` makes, once per number."""
+    for number in numbers:
+        key = threefry(key, 0, number)
+    return key
+
+
+def bits(key, first, second):
+    one, other = threefry(key, int(first), int(second))
+    return one ^ other
+
+
+class Fates:
+    """What becomes of nodes and links, by the same coins as in a run whose key is `key`.
+
+    A fault is a name and its arguments, as in `dcliques_jax.faults`.
+    """
+
+    FAULTS, START, STEPS, PLACES = 2**32 - 2, 2**32 - 1, 2**32 - 1, 2**32 - 3  # that keys are folded with
+
+    def __init__(self, key, num_nodes, faults):
+        self.key, self.num_nodes, self.faults = key, num_nodes, faults
+        self.memory = {}
+
+    def start_round(self, number):
+        """Decides which nodes are online in a round. Rounds must be asked for one after the other."""
+        self.number, self.links = number, {}
+        self.online = [True] * self.num_nodes
+        for index, (name, arguments) in enumerate(self.faults):
+            key = folded(self.key, self.FAULTS, index, number)
+            for i in range(self.num_nodes):
+                if name == "stragglers":
+                    self.online[i] &= self._below(key, i, 0, 1 - arguments[0])
+                if name == "churn":
+                    leave, join = arguments
+                    self.online[i] &= self._chain(index, i, 0, 1 - leave, join, join / (leave + join))
+                if name == "trace":
+                    recorded = arguments[0]
+                    self.online[i] &= bool(recorded[number % len(recorded)][i])
+            if name == "participation":
+                chosen = sorted(range(self.num_nodes), key=lambda i, key=key: bits(key, i, 0))
+                for i in chosen[max(1, round(arguments[0] * self.num_nodes)) :]:
+                    self.online[i] = False
+
+    def link_works(self, receiver, sender):
+        """Whether a message arrives if both ends are online. All messages of a round over a link share its fate."""
+        if (receiver, sender) not in self.links:
+            self.links[receiver, sender] = all(
+                self._link(index, *fault, receiver, sender) for index, fault in enumerate(self.faults)
+            )
+        return self.links[receiver, sender]
+
+    def _link(self, index, name, arguments, receiver, sender):
+        key = folded(self.key, self.FAULTS, index, self.number)
+        i, j = min(receiver, sender), max(receiver, sender)
+        if name == "message_loss":
+            return self._below(key, i, j, 1 - arguments[0])
+        if name == "directed message_loss":
+            return self._below(key, receiver, sender, 1 - arguments[0])
+        if name == "bursts":
+            p, length = arguments
+            return self._chain(index, i, j, 1 - p / length / (1 - p), 1 / length, 1 - p)
+        return True
+
+    def _chain(self, index, i, j, stay, come_back, at_first):
+        """The state of a Markov chain in this round, computed from the first round on."""
+        known, state = self.memory.get((index, i, j), (-1, None))
+        if known < 0:
+            state = self._below(folded(self.key, self.FAULTS, index, self.START), i, j, at_first)
+        for number in range(known + 1, self.number + 1):
+            key = folded(self.key, self.FAULTS, index, number)
+            state = self._below(key, i, j, stay if state else come_back)
+        self.memory[index, i, j] = self.number, state
+        return state
+
+    @staticmethod
+    def _below(key, i, j, probability):
+        return bits(key, i, j) < min(round(probability * 2**32), 2**32 - 1)
+
+    def places(self):
+        """The place of each node in the matrix of a round whose graph is drawn."""
+        key = folded(self.key, self.STEPS, self.number, self.PLACES)
+        return sorted(range(self.num_nodes), key=lambda i: bits(key, i, 0))
+
+
+def faulty_dsgd(params, batches, ws, g, learning_rate, momentum, fates, drawn=False):
+    """D-SGD as `dsgd`, with a matrix of `ws` per round in turn, under faults; also messages sent and lost."""
+    params = {name: np.array(value, np.float64) for name, value in params.items()}
+    velocity = {name: np.zeros_like(value) for name, value in params.items()}
+    sent = lost = 0
+    for number, batch in enumerate(batches):
+        fates.start_round(number)
+        n, w, places = len(batch), ws[number % len(ws)], list(range(len(batch)))
+        if drawn:
+            places = fates.places()
+        weight = [[w[places[i]][places[j]] for j in range(n)] for i in range(n)]
+        for i in range(n):
+            for j in range(n):
+                for entry in (weight[i][j], g[i][j]):
+                    if i != j and entry != 0 and fates.online[j]:
+                        sent += 1
+                        lost += not (fates.online[i] and fates.link_works(i, j))
+        heard = [[i == j or (fates.online[j] and fates.link_works(i, j)) for j in range(n)] for i in range(n)]
+        gradient = {name: np.zeros_like(value) for name, value in params.items()}
+        for i, (inputs, labels) in enumerate(batch):
+            _, gradient["kernel"][i], gradient["bias"][i] = logistic_loss_and_gradient(
+                params["kernel"][i], params["bias"][i], inputs, labels
+            )
+        before = {name: value.copy() for name, value in params.items()}
+        for name in params:
+            for i in range(n):
+                if fates.online[i]:
+                    arrived = [j for j in range(n) if g[i][j] != 0 and heard[i][j]]
+                    average = sum(g[i][j] * gradient[name][j] for j in arrived) / sum(g[i][j] for j in arrived)
+                    velocity[name][i] = momentum * velocity[name][i] + average
+                    params[name][i] = before[name][i] - learning_rate * velocity[name][i]
+        stepped = {name: value.copy() for name, value in params.items()}
+        for name in params:
+            for i in range(n):
+                if fates.online[i]:
+                    x = stepped[name]
+                    params[name][i] = x[i] + sum(
+                        weight[i][j] * (x[j] - x[i]) for j in range(n) if j != i and weight[i][j] != 0 and heard[i][j]
+                    )
+    return params, sent, lost

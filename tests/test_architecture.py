@@ -20,7 +20,10 @@ LAYERS = """
     _engine.xla _engine.chunks
     _mixing.forms _mixing.groups _mixing.sequences _mixing.spectrum
     faults
-    _topologies.topology _topologies.matrices _topologies.moving topologies
+    _topologies.topology _topologies.matrices _topologies.moving
+    _topologies.lattices _topologies.random_graphs _topologies.exponential _topologies.base
+    _topologies.drawn _topologies.stl_fw
+    topologies
     mixing
     _mesh.placement _mesh.transfer _mesh.halos
     reports layers models algorithms metrics results _plotting.style _plotting.positions plotting

@@ -6,10 +6,12 @@ and mixes better than any fixed choice.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 Members = Sequence[np.ndarray]  # nodes of each clique
+Wiring = Callable[[Members, np.random.Generator], Any]  # returns edges [edges, 2] between cliques
 
 
 def _ring_inter(members: Members, rng: np.random.Generator) -> np.ndarray:
@@ -54,7 +56,7 @@ def _fractal_inter(members: Members, rng: np.random.Generator) -> np.ndarray:
     return np.concatenate(edges)
 
 
-INTER: dict[str, Callable[[Members, np.random.Generator], np.ndarray]] = {
+INTER: dict[str, Wiring] = {
     "ring": _ring_inter,
     "fractal": _fractal_inter,
     "small_world": _small_world_inter,

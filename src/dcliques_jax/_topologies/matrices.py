@@ -1,8 +1,10 @@
 """The gossip matrices of a topology."""
 
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse
 
+from dcliques_jax._mixing.forms import with_unit_rows
 from dcliques_jax._topologies.topology import Topology
 
 
@@ -21,6 +23,19 @@ def metropolis_hastings(topology: Topology) -> scipy.sparse.csr_array:
     values = 1 / (topology.degrees[edges].max(axis=1) + 1)
     half = scipy.sparse.csr_array((values, tuple(edges.T)), shape=(topology.num_nodes, topology.num_nodes))
     return half + half.T
+
+
+def from_arcs(num_nodes: int, arcs: np.ndarray, weights: npt.ArrayLike) -> scipy.sparse.csr_array:
+    """Makes the matrix with these weights on arcs (sender, receiver) `[arcs, 2]`. Its diagonal makes rows sum to 1."""
+    senders, receivers = arcs.T
+    values = np.broadcast_to(np.asarray(weights, np.float64), len(arcs))
+    return with_unit_rows(scipy.sparse.csr_array((values, (receivers, senders)), shape=(num_nodes, num_nodes)))
+
+
+def from_pairs(num_nodes: int, pairs: np.ndarray, weights: npt.ArrayLike) -> scipy.sparse.csr_array:
+    """Makes the symmetric matrix with these weights on undirected edges `[edges, 2]`. Rows and columns sum to 1."""
+    both = np.broadcast_to(np.asarray(weights, np.float64), len(pairs))
+    return from_arcs(num_nodes, np.concatenate([pairs, pairs[:, ::-1]]), np.concatenate([both, both]))
 
 
 def _uniform(topology: Topology) -> scipy.sparse.csr_array:

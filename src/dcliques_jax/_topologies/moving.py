@@ -64,7 +64,7 @@ def sequence(topologies: Sequence[Topology], *, name: str | None = None) -> Topo
 
     >>> from dcliques_jax import topologies
     >>> sequence([topologies.ring(10, seed=1), topologies.ring(10, seed=2)])
-    Topology('sequence of 2 graphs', num_nodes=10, edges=18, matrices=2)
+    Topology('sequence of 2 graphs', num_nodes=10, edges=15, matrices=2)
     """
     graphs = list(topologies)
     if not graphs or not all(isinstance(graph, Topology) for graph in graphs):
