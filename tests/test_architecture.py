@@ -26,7 +26,8 @@ LAYERS = """
     topologies
     mixing
     _mesh.placement _mesh.transfer _mesh.halos
-    reports layers models algorithms metrics results _plotting.style _plotting.positions plotting
+    _reports.measures _reports.expected _reports.report _reports.comparison reports
+    layers models algorithms metrics results _plotting.style _plotting.positions plotting
     _mesh.guards
     _engine.sampling _engine.interrupts _engine.tally _engine.cache_key
     _engine.outages _engine.plan _engine.program _engine.layout _engine.memory _engine.fit _engine.state

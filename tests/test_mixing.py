@@ -351,3 +351,90 @@ def test_empty_places_are_read_by_nobody(name):
     np.testing.assert_array_equal(moved[:-2, :-2], weights.to_dense()[np.ix_(order[:-2], order[:-2])])
     np.testing.assert_array_equal(moved[-2:], np.eye(len(order))[-2:])
     np.testing.assert_array_equal(moved[:-2, -2:], 0)
+
+
+# How fast matrices mix
+
+
+def circulant(n, offsets):
+    return sum((np.roll(np.eye(n), offset, axis=1) for offset in offsets), start=np.eye(n)) / (len(offsets) + 1)
+
+
+@pytest.mark.parametrize(("n", "norm", "period"), [(16, 0.6, 0), (100, 0.75, 0.1916), (1000, 0.81818, 0.0234)])
+def test_contraction_of_exponential_graphs(n, norm, period):
+    """All peers at once have the norm 1 - 2 / (tau + 1). One peer at a time is exact for powers of 2."""
+    offsets = [2**m for m in range(int(np.ceil(np.log2(n))))]
+    at_once = mixing.from_matrix(circulant(n, offsets))
+    assert mixing.contraction(at_once) == pytest.approx(norm**2, abs=1e-5)
+    in_turn = mixing.Sequence.of([mixing.from_matrix(circulant(n, [offset])) for offset in offsets])
+    assert mixing.contraction(in_turn) ** (len(offsets) / 2) == pytest.approx(period, abs=1e-4)
+
+
+def test_contraction_is_the_largest_singular_value_and_not_lambda2():
+    swap = np.array([[0.0, 1.0, 0.0], [0.5, 0.0, 0.5], [0.5, 0.0, 0.5]])
+    weights = mixing.from_matrix(swap)
+    lambda2 = np.sort(np.abs(np.linalg.eigvals(swap)))[-2]
+    assert mixing.contraction(weights) == pytest.approx(np.linalg.norm(swap - 1 / 3, 2) ** 2)
+    assert mixing.contraction(weights) > lambda2**2 + 0.1
+
+
+@pytest.mark.parametrize(("n", "found"), [(100, 0.494949), (1000, 0.49950)])
+def test_contraction_of_random_matchings(n, found):
+    weights = topologies.from_matrices(np.kron(np.eye(n // 2), np.full((2, 2), 0.5)), drawn=True).weights()
+    assert mixing.contraction(weights) == pytest.approx(found, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("graph", "second", "smallest"),
+    [
+        (nx.hypercube_graph(4), 0.6, -0.6),
+        (nx.hypercube_graph(6), 0.71429, -0.71429),
+        (nx.grid_graph((4, 4), periodic=True), 0.6, -0.6),
+        (nx.grid_graph((10, 10), periodic=True), 0.92361, -0.6),
+        (nx.star_graph(99), 0.99, 0),
+        (nx.complete_graph(5), 0, 0),
+    ],
+)
+def test_known_eigenvalues(graph, second, smallest):
+    weights = topologies.from_networkx(graph).weights()
+    assert mixing.second_eigenvalue(weights) == pytest.approx(second, abs=1e-5)
+    assert mixing.smallest_eigenvalue(weights) == pytest.approx(smallest, abs=1e-5)
+    assert mixing.contraction(weights) == pytest.approx(second**2, abs=1e-5)
+
+
+def test_what_never_mixes_and_what_mixes_at_once():
+    assert mixing.contraction(mixing.Identity(5)) == 1
+    assert mixing.contraction(mixing.Identity(1)) == 0
+    assert mixing.contraction(mixing.metropolis_hastings(topologies.fully_connected(5))) == 0
+    two = topologies.from_edges(4, [(0, 1), (2, 3), (1, 2)], clique_ids=[0, 0, 1, 1])
+    assert mixing.contraction(mixing.clique_average(two)) == 1
+    assert mixing.contraction(mixing.from_matrix(np.full((4, 4), 0.25))) == 0
+
+
+def test_large_matrices_mix_as_the_dense_computation_says(monkeypatch):
+    n = 128
+    rows = mixing.neighbourhood_average(n, topologies.grid(8, 16).edges)
+    one_peer = [mixing.from_matrix(circulant(n, [2**m])) for m in range(7)]
+    found = {
+        "symmetric": mixing.metropolis_hastings(topologies.random_regular(n, 6)),
+        "slow": mixing.from_matrix(circulant(n, [1])),
+        "directed": mixing.from_matrix(circulant(n, [1, 2, 4, 8, 16, 32, 64])),
+        "rows": rows,
+        "sequence": mixing.Sequence.of(one_peer[:6]),
+        "exact": mixing.Sequence.of(one_peer),
+    }
+    exact = {name: mixing.contraction(weights) for name, weights in found.items()}
+    smallest = mixing.smallest_eigenvalue(found["symmetric"])
+    monkeypatch.setattr("dcliques_jax._mixing.spectrum._DENSE_SPECTRUM", 10)
+    assert {name: mixing.contraction(weights) for name, weights in found.items()} == pytest.approx(exact, rel=1e-3)
+    assert mixing.smallest_eigenvalue(found["symmetric"]) == pytest.approx(smallest, abs=1e-3)
+    assert exact["exact"] == 0
+
+
+def test_messages_are_the_readers_of_each_node():
+    star = topologies.from_networkx(nx.star_graph(4))
+    np.testing.assert_array_equal(mixing.messages_sent(star.weights()), [[4, 1, 1, 1, 1]])
+    np.testing.assert_array_equal(mixing.messages_sent(mixing.Identity(3)), [[0, 0, 0]])
+    np.testing.assert_array_equal(mixing.messages_sent(topologies.fully_connected(3).weights()), [[2, 2, 2]])
+    sends = topologies.from_matrices([[[1, 0], [0.5, 0.5]], [[0, 1], [1, 0]]]).weights()
+    np.testing.assert_array_equal(mixing.messages_sent(sends), [[1, 0], [1, 1]])

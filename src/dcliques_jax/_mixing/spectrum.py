@@ -125,8 +125,13 @@ def contraction(weights: Weights) -> float:
     if len(matrices) > 1:
         return _of_product(matrices) ** (1 / len(matrices))
     if is_symmetric(matrices[0]):
-        return second_eigenvalue(weights) ** 2
+        return squared(second_eigenvalue(weights))
     return largest_centred((matrices[0].T @ matrices[0]).tocsr())
+
+
+def squared(eigenvalue: float) -> float:
+    """Computes a contraction from |lambda2|; rounding errors of a 0 are none."""
+    return eigenvalue**2 if eigenvalue > _ROUNDING else 0.0
 
 
 def squares(matrix: scipy.sparse.csr_array) -> float:
