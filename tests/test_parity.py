@@ -95,8 +95,16 @@ def pairs():
             yield topology, partition, all_algorithms[turn % len(all_algorithms)]
 
 
+@pytest.fixture
+def quickly_compiled():
+    """Compiles in about half the time, without most optimisations; what is compared in float32 has them all."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.mark.parametrize(("topology", "partition", "algorithm"), list(pairs()))
-@pytest.mark.usefixtures("x64")
+@pytest.mark.usefixtures("x64", "quickly_compiled")
 def test_equals_the_reference_in_float64(topology, partition, algorithm):
     check(topology, partition, algorithm, np.float64, 1e-10)
 
