@@ -79,7 +79,7 @@ WITH_MATRICES = {
 }
 
 TOPOLOGIES = GRAPHS | WITH_MATRICES
-STATIC = tuple(GRAPHS)  # those that runs and reports are tested with
+STATIC = tuple(GRAPHS)  # those that reports and the reference know
 
 # What the gossip matrices of a topology keep besides rows that sum to 1: "symmetric", "columns" or only "rows".
 PROMISES = dict.fromkeys(GRAPHS, "symmetric") | {

@@ -45,3 +45,11 @@ def cifar10(data_dir):
 def x64():
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def quickly_compiled():
+    """Compiles in about half the time, without most optimisations; what is compared in float32 has them all."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

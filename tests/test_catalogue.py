@@ -153,7 +153,7 @@ def test_algorithm(name):
     assert float(jnp.ptp(stepped["w"])) < 1e-6
 
 
-@pytest.mark.parametrize("name", catalogue.STATIC)
+@pytest.mark.parametrize("name", catalogue.TOPOLOGIES)
 def test_every_topology_trains(name):
     data = catalogue.PARTITIONS["shards"](catalogue.dataset(), catalogue.nodes_of(name))
     result = simulate(catalogue.TOPOLOGIES[name](data.label_distribution), data, epochs=8, eval_every=8, progress=False)

@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -215,28 +216,34 @@ def test_another_run_is_refused_and_the_difference_is_named(field, finished):
         run(checkpoint_dir=finished, **others)
 
 
-def test_modules_with_functions_in_them_are_recognised_in_another_process(tmp_path):
-    code = (
-        "import sys, flax.linen as nn, test_checkpoints as t\n"
-        "print(len(t.run(epochs=1, model=nn.Dense(4), checkpoint_dir=sys.argv[1]).history.round))"
-    )
-    for _ in range(2):
-        command = [sys.executable, "-c", code, str(tmp_path / "run")]
-        assert subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True).stdout.split() == ["2"]
+ELSEWHERE = """
+import sys, flax.linen as nn, test_checkpoints as t
+of_flax, finished = sys.argv[1:]
+print(len(t.run(epochs=1, model=nn.Dense(4), checkpoint_dir=of_flax).history.round))
+print(t.run(checkpoint_dir=finished).provenance["program"])
+print(t.checksum(*t.jax.tree.leaves(t.run().state)))
+"""
 
 
-def test_the_program_is_recognised_in_another_process(finished):
-    told = run(checkpoint_dir=finished).provenance["program"]
-    code = "import sys, test_checkpoints as t; print(t.run(checkpoint_dir=sys.argv[1]).provenance['program'])"
-    command = [sys.executable, "-c", code, str(finished)]
-    again = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True)
-    assert again.stdout.split()[-1] == told
+@pytest.fixture(scope="module")
+def elsewhere(finished, tmp_path_factory):
+    """What another process tells: evaluations of a run that began here, the program of another, and a checksum."""
+    of_flax = tmp_path_factory.mktemp("flax") / "run"
+    run(epochs=1, model=nn.Dense(4), checkpoint_dir=of_flax)
+    command = [sys.executable, "-c", ELSEWHERE, str(of_flax), str(finished)]
+    return subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True).stdout.split()[-3:]
 
 
-def test_another_process_gets_the_same_bits():
-    code = "import test_checkpoints as t; print(t.checksum(*t.jax.tree.leaves(t.run().state)))"
-    told = subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True, check=True)
-    assert told.stdout.split()[-1] == checksum(*jax.tree.leaves(run().state))
+def test_modules_with_functions_in_them_are_recognised_in_another_process(elsewhere):
+    assert elsewhere[0] == "2"
+
+
+def test_the_program_is_recognised_in_another_process(elsewhere, finished):
+    assert elsewhere[1] == run(checkpoint_dir=finished).provenance["program"]
+
+
+def test_another_process_gets_the_same_bits(elsewhere):
+    assert elsewhere[2] == checksum(*jax.tree.leaves(run().state))
 
 
 def test_folders_that_hold_something_else_are_refused(tmp_path):

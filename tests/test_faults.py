@@ -102,7 +102,7 @@ def pairs():
 
 
 @pytest.mark.parametrize(("fault", "topology", "method"), list(pairs()))
-@pytest.mark.usefixtures("x64")
+@pytest.mark.usefixtures("x64", "quickly_compiled")
 def test_equals_the_reference_by_the_same_coins(fault, topology, method):
     given, told = FAULTS[fault]
     graph = TOPOLOGIES[topology]()

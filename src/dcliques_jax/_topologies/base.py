@@ -114,7 +114,8 @@ def _inside(parts: np.ndarray, number: int, most: int) -> Meetings:
 def hyper_hypercube(nodes: np.ndarray, most: int) -> list[Meetings]:
     """Averages nodes exactly: the k-peer Hyper-Hypercube graph.
 
-    Their number must have no prime factor above `most`. Round l averages the groups of nodes whose numbers agree in all mixed-radix digits but the l-th.
+    The number of nodes must have no prime factor above `most`. Round l averages the groups of nodes whose numbers agree
+    in all mixed-radix digits but the l-th.
     """
     factors = factorisation(len(nodes), most)
     assert factors is not None
