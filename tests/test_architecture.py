@@ -27,7 +27,7 @@ LAYERS = """
     mixing
     _mesh.placement _mesh.transfer _mesh.halos
     _reports.measures _reports.expected _reports.report _reports.comparison reports
-    layers models algorithms metrics results _plotting.style _plotting.positions plotting
+    layers models algorithms metrics results _plotting.style _plotting.positions _plotting.graphs plotting
     _mesh.guards
     _engine.sampling _engine.interrupts _engine.tally _engine.cache_key
     _engine.outages _engine.plan _engine.program _engine.layout _engine.memory _engine.fit _engine.state

@@ -10,6 +10,7 @@ from matplotlib.colors import to_hex, to_rgb, to_rgba
 from matplotlib.text import Text
 
 from dcliques_jax import algorithms, cliques, datasets, partitions, plotting, simulate, topologies
+from dcliques_jax._plotting import graphs
 
 DATA = partitions.shards(datasets.synthetic(num_train=400), 20, seed=1)
 LABELS = DATA.label_distribution
@@ -213,6 +214,64 @@ def test_a_label_distribution_must_fit_the_topology():
     with pytest.raises(ValueError, match=r"pass its \.label_distribution"):
         topologies.ring(20).plot(DATA)
     assert not plt.get_fignums()
+
+
+def one_way(n, offset):
+    return (np.eye(n) + np.roll(np.eye(n), -offset, axis=1)) / 2
+
+
+def test_a_sequence_has_a_panel_per_round_with_nodes_in_the_same_places():
+    turns = topologies.from_matrices([one_way(16, offset) for offset in (1, 2, 4)], name="one peer")
+    axes = turns.plot(np.eye(16))
+    assert [panel.get_title() for panel in axes] == [f"round {turn} of 3" for turn in (1, 2, 3)]
+    assert axes[0].figure.get_suptitle() == "one peer"
+    places = [centres_of(panel, 16) for panel in axes]
+    for turn, panel in enumerate(axes):
+        np.testing.assert_array_equal(places[turn], places[0])
+        assert sum(len(lines.get_segments()) for lines in panel.collections[:2]) == 16
+    lengths = np.linalg.norm(np.diff(places[0], axis=0), axis=1)
+    np.testing.assert_allclose(lengths, lengths[0], rtol=1e-4)  # those that meet in the first round are neighbours
+    assert len(axes[0].figure.axes) == 4  # and the bar of labels
+    axes[0].figure.canvas.draw()
+
+
+def test_at_most_eight_rounds_are_drawn_and_saved(tmp_path):
+    turns = topologies.from_matrices([one_way(12, offset) for offset in range(1, 12)])
+    axes = turns.plot()
+    assert [panel.get_title() for panel in axes][-1] == "round 8 of 11"
+    plotting.save(axes, tmp_path / "rounds.svg")
+    assert "round 8 of 11</text>" in (tmp_path / "rounds.svg").read_text()
+
+
+def test_in_given_axes_the_links_of_all_rounds_are_drawn_together():
+    turns = topologies.sequence([topologies.ring(20, seed=1), topologies.ring(20, seed=2)], name="two rings")
+    ax = plt.subplots()[1]
+    assert turns.plot(LABELS, ax=ax) is ax
+    assert sum(len(lines.get_segments()) for lines in ax.collections[:2]) == len(turns.edges)
+    assert ax.get_title() == "two rings"
+
+
+def test_arrows_point_from_the_sender_to_the_receiver():
+    axes = topologies.from_matrices(one_way(6, 1)).plot()
+    heads = axes.collections[2].get_paths()
+    centres, radius = centres_of(axes, 6), nodes_of(axes).get_paths()[0].get_extents().width / 2
+    assert len(heads) == 6
+    arcs = [((i - 1) % 6, i) for i in range(6)]  # node i hears from i - 1
+    for head, (sender, receiver) in zip(heads, sorted(arcs), strict=True):
+        tip, left, right = head.vertices[:3]
+        assert np.linalg.norm(tip - centres[receiver]) == pytest.approx(radius, rel=1e-3)
+        base = (left + right) / 2
+        assert np.linalg.norm(base - centres[sender]) < np.linalg.norm(tip - centres[sender])
+    assert len(topologies.ring(6).plot().collections) == 3  # lines have no heads if they carry both ways
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_of_drawn_graphs_one_round_is_drawn(given):
+    pairs = np.kron(np.eye(10), np.full((2, 2), 0.5))
+    drawn = topologies.from_matrices([pairs, np.roll(pairs, (1, 1), axis=(0, 1))], drawn=True, name="pairs")
+    axes = drawn.plot(LABELS, ax=plt.subplots()[1] if given else None)
+    assert axes.get_title() == "pairs, one round"
+    assert sum(len(lines.get_segments()) for lines in axes.collections[:2]) == 10
 
 
 def test_a_partition_is_drawn_as_its_counts():
@@ -469,7 +528,7 @@ def test_text_and_edges_are_light_on_dark_grounds(one, name):
 
 def test_classes_have_colours_of_their_own():
     for count in (1, 7, 10, 11, 100):
-        assert len({to_hex(colour) for colour in plotting._class_colours(count)}) == count
+        assert len({to_hex(colour) for colour in graphs.class_colours(count)}) == count
 
 
 @pytest.mark.parametrize("name", PICTURES)

@@ -9,14 +9,14 @@ colours of the axes, so pictures suit light and dark styles. `style` sets sizes 
     plotting.save(axes, "accuracy.pdf")
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dcliques_jax import _checks, cliques
-from dcliques_jax._plotting import positions as positions_lib
+from dcliques_jax._plotting import graphs
 from dcliques_jax._plotting import style as style_lib
 from dcliques_jax._plotting.style import CLASS_COLOURS, COLOURS, LINE_STYLES, place_legend, save, style
 from dcliques_jax.partitions import PartitionedDataset
@@ -40,8 +40,8 @@ __all__ = [
     "style",
 ]
 
-_MOST_PIES = 200  # nodes; in larger graphs pies are too small to read
-_MOST_EDGES = 20_000  # to draw; more take long and show nothing new
+_MOST_ROUNDS = 8  # of a sequence that are drawn
+_PER_LINE = 4
 
 
 def plot_topology(topology: Topology, label_distribution: npt.ArrayLike | None = None, *, ax: Any = None) -> Any:
@@ -54,49 +54,30 @@ def plot_topology(topology: Topology, label_distribution: npt.ArrayLike | None =
     across. In other graphs of up to 1,500 nodes, distances follow those in the graph. Of more than 20,000 edges, a
     random 20,000 are drawn, and the title says so.
 
+    Directed links are arrows to the receiver. A topology with a sequence of graphs has one panel per round, at most 8,
+    with nodes in the same places; the array of axes is returned. In given axes, and in axes of graphs that are drawn at
+    random, there is one panel: the links of all rounds, or of one.
+
     Args:
       topology: any topology.
       label_distribution: p_i(y) of every node, `[nodes, classes]`. Up to 200 nodes become pies of their labels. More
         nodes become dots in the colour of their most frequent label.
       ax: matplotlib axes.
     """
-    from matplotlib.collections import LineCollection, PatchCollection
-    from matplotlib.patches import Wedge
-
-    n = topology.num_nodes
-    shares, colours = np.ones((n, 1)), list[Any](COLOURS[:1])
+    nodes = graphs.place(topology, label_distribution)
+    rounds = 1 if topology.matrices is None or topology.drawn else len(topology.matrices)
+    if ax is None and rounds > 1:
+        axes = _panels(topology.name, min(rounds, _MOST_ROUNDS))
+        for turn, panel in enumerate(axes):
+            graphs.draw(panel, nodes, graphs.links_of_round(topology, turn), f"round {turn + 1} of {rounds}")
+            panel.title.set_size("medium")
+    else:
+        axes = _axes(ax, 5 / 6)
+        title = f"{topology.name}, one round" if topology.drawn else topology.name
+        graphs.draw(axes, nodes, graphs.all_links(topology), title)
     if label_distribution is not None:
-        shares = cliques.check_label_distribution(label_distribution)
-        if len(shares) != n:
-            raise ValueError(f"label_distribution has {len(shares)} rows, the topology {n} nodes")
-        colours = _class_colours(shares.shape[1])
-        if n > _MOST_PIES:
-            shares = np.eye(shares.shape[1])[shares.argmax(axis=1)]
-    edges, title = topology.edges, topology.name
-    if len(edges) > _MOST_EDGES:
-        title += f", {_MOST_EDGES:,} of {len(edges):,} edges"
-        edges = edges[np.random.default_rng(0).choice(len(edges), _MOST_EDGES, replace=False)]
-    positions, room = positions_lib.node_positions(topology)
-    radius = min(room, 0.1)
-    ax = _axes(ax, 5 / 6)
-    ink = ax.xaxis.label.get_color()
-    ids = np.arange(n) if topology.clique_ids is None else topology.clique_ids
-    inside = ids[edges[:, 0]] == ids[edges[:, 1]]
-    for lines, strength in ((positions[edges[inside]], 0.25), (positions[edges[~inside]], 0.5)):
-        length = np.linalg.norm(lines[:, 0] - lines[:, 1], axis=1).sum()
-        alpha = strength / np.sqrt(max(1.0, length / 40))  # else many long lines make a black disc
-        ax.add_collection(LineCollection(lines, colors=ink, linewidths=0.7, alpha=alpha, zorder=1))
-    ends = 360 * np.cumsum(shares, axis=1)
-    starts = ends - 360 * shares
-    slices = np.argwhere(shares > 0)
-    wedges = [Wedge(positions[i], radius, starts[i, label], ends[i, label]) for i, label in slices]
-    fill = [colours[label] for _, label in slices]
-    ax.add_collection(PatchCollection(wedges, facecolors=fill, linewidths=0, zorder=2))
-    ax.set(xlim=(-1.02, 1.02), ylim=(-1.02, 1.02), aspect="equal", title=title)
-    ax.set_axis_off()
-    if label_distribution is not None:
-        _label_bar(ax, colours)
-    return ax
+        graphs.label_bar(axes, nodes.colours)
+    return axes
 
 
 def plot_partition(data: PartitionedDataset, *, ax: Any = None) -> Any:
@@ -257,6 +238,21 @@ def _axes(ax: Any, aspect: float) -> Any:
     return plt.subplots(figsize=(width, aspect * width), layout="constrained")[1] if ax is None else ax
 
 
+def _panels(title: str, count: int) -> Any:
+    """Returns the axes of small square panels in a new figure, `[count]`."""
+    import matplotlib.pyplot as plt
+
+    columns = min(count, _PER_LINE)
+    lines = -(-count // columns)
+    width = plt.rcParams["figure.figsize"][0]
+    size = (width, width * lines / columns * 1.12)
+    figure, axes = plt.subplots(lines, columns, figsize=size, layout="constrained", squeeze=False)
+    figure.suptitle(title)
+    for unused in axes.ravel()[count:]:
+        unused.remove()
+    return axes.ravel()[:count]
+
+
 def _finish(ax: Any, xlabel: str, ylabel: str, new: bool) -> Any:
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.grid(alpha=0.25)
@@ -333,24 +329,3 @@ def _per_class(result: Result, name: str) -> tuple[np.ndarray, np.ndarray]:
     counts = np.isfinite(last).sum(axis=0)
     total = np.where(np.isfinite(last), last, 0).sum(axis=0)
     return nodes[0], np.divide(total, counts, out=np.full(total.shape, np.nan), where=counts > 0)
-
-
-def _class_colours(count: int) -> list[Any]:
-    """Chooses a colour per class. With more than ten classes, neighbouring classes have similar colours."""
-    import matplotlib as mpl
-
-    if count <= len(CLASS_COLOURS):
-        return list(CLASS_COLOURS[:count])
-    return list(mpl.colormaps["viridis"](np.linspace(0.15, 1, count)))
-
-
-def _label_bar(ax: Any, colours: Sequence[Any]) -> None:
-    """Draws a colour bar with one field per class."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import BoundaryNorm, ListedColormap
-
-    count = len(colours)
-    fields = ScalarMappable(BoundaryNorm(np.arange(count + 1) - 0.5, count), ListedColormap(colours))
-    bar = ax.figure.colorbar(fields, ax=ax, label="label", ticks=np.arange(0, count, -(-count // 20)), shrink=0.7)
-    bar.minorticks_off()
-    bar.ax.tick_params(length=0)

@@ -3,6 +3,7 @@
 import numpy as np
 import scipy.sparse.csgraph
 
+from dcliques_jax._topologies.topology import arcs_of
 from dcliques_jax.topologies import Topology
 
 _MOST_BY_DISTANCE = 1500  # nodes to position by their distances, which takes cubic time
@@ -13,6 +14,10 @@ def node_positions(topology: Topology) -> tuple[np.ndarray, float]:
     n, degrees = topology.num_nodes, topology.degrees
     if topology.clique_ids is not None:
         return _in_cliques(topology, topology.clique_ids)
+    if topology.drawn or (topology.matrices is not None and len(topology.matrices) > 1):
+        circle, radius = _circle(n, 1.0)
+        order = np.arange(n) if topology.drawn else _order_by_rounds(topology)
+        return circle[np.argsort(order)], 0.65 * radius  # which leaves links between neighbours on the circle visible
     if (positions := _in_grid(topology)) is not None:
         return positions
     if n <= _MOST_BY_DISTANCE and (degrees != 2).any() and (degrees != n - 1).any():
@@ -64,6 +69,25 @@ def _circle(count: int, radius: float, most: int = 150) -> tuple[np.ndarray, flo
     circles = innermost * (1 + 2.2 * fits * (np.arange(count) % rows))
     angles = np.pi / 2 - 2 * np.pi * np.arange(count) / count
     return circles[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1), innermost * fits
+
+
+def _order_by_rounds(topology: Topology) -> np.ndarray:
+    """Orders nodes depth first, so that those that meet in the first rounds are next to each other."""
+    first: dict[tuple[int, int], int] = {}  # the round in which a link first occurs
+    for turn, matrix in enumerate(topology.matrices or ()):
+        for sender, receiver in arcs_of([matrix]).tolist():
+            first.setdefault((sender, receiver), turn)
+            first.setdefault((receiver, sender), turn)
+    near: list[list[int]] = [[] for _ in range(topology.num_nodes)]
+    for (node, other), _ in sorted(first.items(), key=lambda item: item[1], reverse=True):
+        near[node].append(other)
+    order, seen, stack = list[int](), set[int](), [0]
+    while stack:
+        if (node := stack.pop()) not in seen:
+            seen.add(node)
+            order.append(node)
+            stack.extend(near[node])
+    return np.array(order)
 
 
 def _in_grid(topology: Topology) -> tuple[np.ndarray, float] | None:

@@ -68,7 +68,7 @@ def save(picture: Any, path: str | os.PathLike[str], **options: Any) -> None:
     some publishers reject.
 
     Args:
-      picture: matplotlib axes or figure.
+      picture: matplotlib axes, an array of axes of one figure, or a figure.
       path: file to write.
       **options: passed to matplotlib's `Figure.savefig`, such as `dpi=300`.
 
@@ -83,7 +83,8 @@ def save(picture: Any, path: str | os.PathLike[str], **options: Any) -> None:
     import matplotlib as mpl
 
     with mpl.rc_context(_TEXT_AS_TEXT):
-        picture.figure.savefig(path, **options)
+        first = picture.flat[0] if hasattr(picture, "flat") else picture
+        first.figure.savefig(path, **options)
 
 
 def place_legend(ax: Any, *, grow: bool = False) -> None:
