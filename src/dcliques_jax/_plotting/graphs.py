@@ -104,9 +104,8 @@ def _draw_heads(ax: Any, nodes: Nodes, arcs: np.ndarray) -> None:
     size = np.minimum(min(_LONGEST_HEAD, _HEAD * nodes.radius), 0.6 * np.maximum(length - 2 * nodes.radius, 0))
     tip = end - nodes.radius * along
     heads = np.stack([tip, tip - size * (along - 0.35 * across), tip - size * (along + 0.35 * across)], axis=1)
-    alpha = 0.7 / np.sqrt(max(1.0, len(arcs) / 200))
-    heads_of = PolyCollection(list(heads), facecolors=[ax.xaxis.label.get_color()], linewidths=0, alpha=alpha, zorder=1.5)
-    ax.add_collection(heads_of)
+    look = {"facecolors": [ax.xaxis.label.get_color()], "alpha": 0.7 / np.sqrt(max(1.0, len(arcs) / 200))}
+    ax.add_collection(PolyCollection(list(heads), linewidths=0, zorder=1.5, **look))
 
 
 def class_colours(count: int) -> list[Any]:
