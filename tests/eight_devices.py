@@ -58,7 +58,7 @@ def run(topology, data, **arguments):
 
 
 def assert_close(one, two, atol=2e-6):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=atol), one.state, two.state)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=atol, rtol=atol), one.state, two.state)
     for name in ("loss", "train_loss", "consensus_distance"):
         a, b = getattr(one.history, name), getattr(two.history, name)
         np.testing.assert_allclose(a, b, atol=5 * atol, err_msg=name)

@@ -37,9 +37,9 @@ FAULTS = {
 METHODS = {"plain": (0.1, 0.0, False), "averaging": (0.1, 0.0, True), "momentum": (0.05, 0.9, True)}
 
 
-def cliques(inter="fully_connected"):
+def cliques():
     data = catalogue.PARTITIONS["shards"](catalogue.dataset(), NODES)
-    return topologies.d_cliques(data.label_distribution, clique_size=5, inter=inter, seed=1)
+    return topologies.d_cliques(data.label_distribution, clique_size=5, seed=1)
 
 
 def circulant(*offsets):
@@ -50,11 +50,9 @@ def circulant(*offsets):
 
 TOPOLOGIES = {
     "cliques": cliques,
-    "ring of cliques": lambda: cliques("ring"),
     "fully connected": lambda: topologies.fully_connected(NODES),
     "sequence": lambda: topologies.sequence([topologies.ring(NODES, seed=seed) for seed in range(3)]),
-    "directed": lambda: topologies.from_matrices(circulant(1, 2, 4)),
-    "directed sequence": lambda: topologies.from_matrices([circulant(1), circulant(2), circulant(4)]),
+    "directed": lambda: topologies.from_matrices([circulant(1, 2, 4), circulant(3)]),
     "drawn": lambda: topologies.from_matrices(cliques().weights().to_dense(), drawn=True),
     "hub": lambda: topologies.from_networkx(nx.star_graph(NODES - 1)),
 }
@@ -236,6 +234,7 @@ def test_coins_do_not_depend_on_storage(fault, seed):
         np.testing.assert_array_equal(here.online[order], there.online)
 
 
+@pytest.mark.usefixtures("x64")
 def test_models_and_gradients_share_the_fate_of_a_link():
     topology = cliques()
     found = taken(topology, faults.message_loss(0.4), gradients=mixing.clique_average(topology))
@@ -511,10 +510,10 @@ def test_algorithms_say_what_they_stand():
 
 
 def test_weights_of_ones_own_must_say_which_nodes_they_read():
-    class Own(mixing.Dense):
+    class Own(mixing.Identity):
         senders = mixing.Weights.senders
 
-    jax.tree_util.register_pytree_node(Own, lambda own: ((own.matrix,), None), lambda _, parts: Own(*parts))
-    own = algorithms.dsgd(weights=Own(np.full((NODES, NODES), 1 / NODES)))
+    jax.tree_util.register_static(Own)
+    own = algorithms.dsgd(weights=Own(NODES))
     with pytest.raises(ValueError, match="Own weights cannot lose messages"):
         run(topologies.fully_connected(NODES), algorithm=own, faults=faults.stragglers(0.1))

@@ -27,7 +27,11 @@ from dcliques_jax._mixing.forms import (
 from dcliques_jax._random import random_bits
 
 _PLACES = 2**32 - 3  # folded into the key of a round for the places of nodes
-_TIMES = 3  # dimensions of an array `[nodes, times, ...]` that changes from round to round
+
+
+def _changes(leaf: Any) -> bool:
+    """Whether an array of a form is `[nodes, turns, ...]`, with other values in other rounds."""
+    return np.ndim(leaf) == 3
 
 
 class Moving(Weights):
@@ -81,25 +85,27 @@ class Sequence(Moving):
     @property
     def period(self) -> int:
         """Number T of matrices."""
-        return next(np.shape(leaf)[1] for leaf in jax.tree.leaves(self.form) if np.ndim(leaf) == _TIMES)
+        return next(np.shape(leaf)[1] for leaf in jax.tree.leaves(self.form) if _changes(leaf))
 
     def at(self, round: Any) -> Weights:
         """Returns the matrix of a round."""
-        return self._turn(round.number % self.period)
-
-    def _turn(self, turn: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf[:, turn] if np.ndim(leaf) == _TIMES else leaf, self.form)
+        turn = round.number % self.period
+        matrix: Weights = jax.tree.map(lambda leaf: jnp.asarray(leaf)[:, turn] if _changes(leaf) else leaf, self.form)
+        return matrix
 
     def turns(self) -> list[Weights]:
-        """Returns the matrices, in their turns."""
-        return [self._turn(turn) for turn in range(self.period)]
+        """Returns the matrices, in their turns, on the host."""
+        return [
+            jax.tree.map(lambda leaf, turn=turn: np.asarray(leaf)[:, turn] if _changes(leaf) else leaf, self.form)
+            for turn in range(self.period)
+        ]
 
     def reordered(self, order: np.ndarray) -> Self:
         """Reorders every matrix."""
         moved = [matrix.reordered(order) for matrix in self.turns()]
         return type(self)(
             jax.tree.map(
-                lambda leaf, *leaves: np.stack(leaves, axis=1) if np.ndim(leaf) == _TIMES else leaves[0],
+                lambda leaf, *leaves: np.stack(leaves, axis=1) if _changes(leaf) else leaves[0],
                 self.form,
                 *moved,
             )
