@@ -467,7 +467,8 @@ MATRICES = {
 def test_traits_decide_which_matrices_are_taken(requires, holds):
     strictness = ["rows", "columns", "symmetric"]
     matrix = reference.metropolis_hastings(NODES, CHAIN.edges) if holds == "symmetric" else MATRICES[holds]
-    algorithm = algorithms.dsgd(weights=matrix)._replace(traits=Traits(requires=requires))
+    network = algorithms.over_topology(weights=matrix)
+    algorithm = algorithms.dsgd()._replace(network=network, traits=Traits(requires=requires))
     if strictness.index(holds) >= strictness.index(requires):
         prepare(CHAIN, DATA, algorithm=algorithm)
         return
@@ -516,4 +517,4 @@ def test_the_network_is_not_in_checkpoints(tmp_path):
         saved = {name: arrays[name].shape for name in arrays.files if name.startswith("state/")}
         parts = {name.partition("/")[0] for name in arrays.files}
     assert sorted(saved.values()) == sorted((1, *shape) for shape in shapes(result.state))
-    assert parts == {"state", "history", "losses", "identity", "checksums"}
+    assert parts == {"state", "history", "tally", "identity", "checksums"}

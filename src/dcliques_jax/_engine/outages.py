@@ -114,16 +114,15 @@ def start(faults: Faults, network: Network, key: jax.Array) -> FaultState:
     nodes = tuple(
         fault.init(first_key(_key(key, index)), _of_nodes(everyone)) for index, fault in _of(faults, nodes=True)
     )
-    links = tuple(
-        tuple(
-            fault.init(first_key(_key(key, index)), _of_links(fault, everyone, _static(weights).senders(everyone)))
-            if _has_memory(fault)
-            else ()
-            for index, fault in _of(faults, nodes=False)
-        )
-        for weights in network
-    )
+    links = tuple(_start_links(faults, _static(weights).senders(everyone), everyone, key) for weights in network)
     return FaultState(nodes, links)
+
+
+def _start_links(faults: Faults, senders: jax.Array, everyone: jax.Array, key: jax.Array) -> tuple[Any, ...]:
+    return tuple(
+        fault.init(first_key(_key(key, index)), _of_links(fault, everyone, senders)) if _has_memory(fault) else ()
+        for index, fault in _of_entries(faults, senders)
+    )
 
 
 def _static(weights: Any) -> mixing.Weights:
@@ -186,7 +185,7 @@ def _draw_entries(
     senders = weights.senders(round.nodes)
     drawn = [
         fault.draw(before, round.number, _key(key, index, round.number), _of_links(fault, round.nodes, senders))
-        for (index, fault), before in zip(_of(faults, nodes=False), states, strict=True)
+        for (index, fault), before in zip(_of_entries(faults, senders), states, strict=True)
     ]
     sending = online[senders]
     alive = sending & _all([working for _, working in drawn], senders.shape)
@@ -201,6 +200,11 @@ def _all(conditions: list[jax.Array], shape: tuple[int, ...]) -> jax.Array:
 
 def _of(faults: Faults, *, nodes: bool) -> list[tuple[int, Fault]]:
     return [(index, fault) for index, fault in enumerate(faults.processes) if (fault.fails == "nodes") == nodes]
+
+
+def _of_entries(faults: Faults, senders: jax.Array) -> list[tuple[int, Fault]]:
+    """Returns the faults of links, none if nobody sends anything."""
+    return _of(faults, nodes=False) if senders.size else []
 
 
 def _of_nodes(everyone: jax.Array) -> Ids:

@@ -33,7 +33,7 @@ class Program(NamedTuple):
     step: Any  # `Algorithm.step`, for all nodes
     batch_size: int
     rounds_per_epoch: int
-    faults: outages.Faults | None  # None: nothing fails
+    faults: outages.Faults | None = None  # None: nothing fails
 
 
 class Examples(NamedTuple):
