@@ -126,7 +126,8 @@ def _start_links(faults: Faults, senders: jax.Array, everyone: jax.Array, key: j
 
 
 def _static(weights: Any) -> mixing.Weights:
-    """Returns the lists of a matrix. Those of a sequence keep their places, see `with_links`."""
+    """Returns one matrix of weights. The lists of a sequence keep their places, see `with_links`."""
+    weights = weights.pool if isinstance(weights, mixing.Drawn) else weights
     return weights.turns()[0] if isinstance(weights, mixing.Sequence) else weights
 
 
