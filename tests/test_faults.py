@@ -112,6 +112,18 @@ def test_equals_the_reference_by_the_same_coins(fault, topology, method):
     assert result.history.messages_lost.tolist() == [0, pytest.approx(lost)]
 
 
+@pytest.mark.parametrize("name", catalogue.WITH_MATRICES)
+@pytest.mark.usefixtures("x64", "quickly_compiled")
+def test_topologies_with_matrices_of_their_own_equal_the_reference(name):
+    data = catalogue.PARTITIONS["shards"](catalogue.dataset(), NODES)
+    graph = catalogue.TOPOLOGIES[name](data.label_distribution)
+    result = run(graph, "momentum")
+    params, sent, _ = twin(graph, "momentum", [])
+    for part, expected in params.items():
+        np.testing.assert_allclose(result.params["Dense_0"][part], expected, rtol=1e-10, atol=1e-10)
+    assert result.history.messages[-1] == pytest.approx(sent)
+
+
 # No fault
 
 
