@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
+import catalogue
 from dcliques_jax import Result, algorithms, datasets, partitions, plotting, simulate, topologies
 
 
@@ -92,6 +93,21 @@ def test_saved_and_loaded_it_is_the_same(result, tmp_path):
     assert loaded.state is None
     with np.load(path, allow_pickle=False) as arrays:
         np.testing.assert_array_equal(arrays["params/Dense_0/kernel"], result.params["Dense_0"]["kernel"])
+
+
+@pytest.mark.parametrize("name", catalogue.WITH_MATRICES)
+def test_matrices_directions_and_draws_are_saved_and_loaded(name, result, tmp_path):
+    p = catalogue.PARTITIONS["shards"](catalogue.dataset(), catalogue.NODES).label_distribution
+    topology = catalogue.TOPOLOGIES[name](p)
+    about = result.provenance | {"num_nodes": catalogue.NODES}
+    dataclasses.replace(result, topology=topology, provenance=about).save(tmp_path / "run.npz")
+    loaded = Result.load(tmp_path / "run.npz").topology
+    assert repr(loaded) == repr(topology)
+    assert loaded.drawn == topology.drawn
+    np.testing.assert_array_equal(loaded.edges, topology.edges)
+    assert (loaded.arcs is None) == (topology.arcs is None)
+    for one, other in zip(loaded.weights().matrices(), topology.weights().matrices(), strict=True):
+        np.testing.assert_array_equal(one.toarray(), other.toarray())
 
 
 def test_results_of_several_seeds_are_saved_and_loaded(tmp_path):

@@ -89,17 +89,16 @@ def with_links(networks: list[Network], faults: tuple[Fault, ...]) -> list[Netwo
 
 
 def _as_lists(weights: mixing.Weights, fault: Fault) -> mixing.Weights:
-    if isinstance(weights, mixing.Identity | mixing.Neighbours | mixing.Moving):
-        return weights
-    widest = int(np.shape(weights.members)[1]) if isinstance(weights, mixing.GroupMean) else weights.num_nodes
-    if isinstance(weights, mixing.GroupMean) and widest <= MOST_UNROLLED + 1:
+    """Converts means over groups to a form with links. Other forms have links, or say that they have not."""
+    if type(weights) is mixing.GroupMean and np.shape(weights.members)[1] <= MOST_UNROLLED + 1:
         return mixing.Neighbours.from_sparse(weights.to_sparse())
-    if weights.num_nodes > _MOST_PAIRS:
+    wide = type(weights) is mixing.GroupMean or isinstance(_static(weights), mixing.Dense)
+    if wide and weights.num_nodes > _MOST_PAIRS:
         raise ValueError(
-            f"{fault.name} would draw the fate of every pair of {weights.num_nodes:,} nodes, since a node has "
-            f"{widest - 1:,} links: use at most {_MOST_PAIRS:,} nodes, a sparser topology, or faults of nodes"
+            f"{fault.name} would draw the fate of every pair of {weights.num_nodes:,} nodes, since a node has more "
+            f"than {MOST_UNROLLED} links: use at most {_MOST_PAIRS:,} nodes, a sparser topology, or faults of nodes"
         )
-    return mixing.Dense.from_sparse(weights.to_sparse())
+    return mixing.Dense.from_sparse(weights.to_sparse()) if type(weights) is mixing.GroupMean else weights
 
 
 def _has_memory(fault: Fault) -> bool:
