@@ -178,12 +178,21 @@ def test_messages_are_unknown_if_an_algorithm_does_not_say():
         assert np.isnan(history.messages_lost[1]) or given is None
 
 
+def test_algorithms_say_how_many_messages_an_edge_carries():
+    def twice(network, model_bytes):
+        return algorithms.Traffic(*(2 * part for part in algorithms.models_and_gradients(network, model_bytes)))
+
+    chatty = algorithms.dsgd()._replace(traits=algorithms.Traits(requires="rows", sends=twice))
+    for given in (None, faults.message_loss(1e-9)):
+        assert run(topologies.ring(NODES), algorithm=chatty, faults=given).history.messages[1] == 4 * ROUNDS
+
+
 # Invariants of a round
 
 
 def taken(topology, given, number=0, seed=0, nodes=None, gradients=None):
     """What takes part in one round: gossip and gradient matrix by slot, and which nodes are online."""
-    given = faults.as_faults(given)
+    given = faults.as_faults(given, topology.num_nodes)
     gossip = topology.weights()
     gradients = mixing.Identity(topology.num_nodes) if gradients is None else gradients
     (network,) = outages.with_links([Network(gossip, gradients)], given)
@@ -290,6 +299,19 @@ def test_the_mean_of_all_models_stays(fault):
     assert np.ptp(kernel, axis=0).max() < np.ptp(own["Dense_0"]["kernel"], axis=0).max()
 
 
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("fault", [faults.bursts(0.3, 5), faults.message_loss(0.3)])
+def test_the_mean_stays_if_cliques_are_large(fault):
+    """A dense matrix: the states of links follow rows and columns."""
+    data = partitions.iid(datasets.synthetic(num_train=1400, num_test=10, input_shape=(3,)), 140)
+    topology = topologies.d_cliques(data.label_distribution, clique_size=70)
+    still = algorithms.dsgd(optax.sgd(0.0), clique_averaging=False)
+    simulation = prepare(topology, data, faults=fault, algorithm=still, init="independent")
+    before = simulation.params["Dense_0"]["kernel"].mean(axis=0)
+    simulation.run(5)
+    np.testing.assert_allclose(simulation.params["Dense_0"]["kernel"].mean(axis=0), before, atol=1e-6)
+
+
 # Streams
 
 
@@ -340,6 +362,15 @@ def test_a_state_continues_its_faults(tmp_path):
     for state in (half.state, type(half).load(tmp_path / "half.npz").state):
         rest = run(cliques(), rounds=4, **arguments | {"init": state})
         jax.tree.map(np.testing.assert_array_equal, rest.params, whole.params)
+    # The links of another topology start anew: W stays symmetric, and the mean of all models where it is.
+    still = {"algorithm": algorithms.dsgd(optax.sgd(0.0)), "faults": faults.bursts(0.4, 50), "rounds": 5}
+    first = run(topologies.ring(NODES), **still)
+    mean = first.params["Dense_0"]["kernel"].mean(axis=0)
+    own = first.state._replace(
+        params=jax.tree.map(lambda leaf: leaf + np.arange(NODES).reshape(-1, *[1] * (leaf.ndim - 1)), first.params)
+    )
+    other = run(topologies.ring(NODES, seed=5), **still | {"init": own, "rounds": 20})
+    np.testing.assert_allclose(other.params["Dense_0"]["kernel"].mean(axis=0), mean + (NODES - 1) / 2, atol=1e-4)
     # Other faults start anew.
     assert run(cliques(), rounds=4, faults=faults.churn(0.5, 0.5), init=half.state).history.round[-1] == 8
     assert run(cliques(), rounds=4, init=half.state).state.faults is None
@@ -527,6 +558,9 @@ def test_how_far_from_the_optimum_dsgd_ends_under_loss(fault, known):
         (lambda: run(cliques(), faults="loss"), "faults='loss' must be a fault or a list"),
         (lambda: run(cliques(), faults=[0.1]), "must be a fault or a list"),
         (lambda: run(cliques(), faults=faults.trace(np.zeros((2, 3), bool))), "does not fit a topology of 20 nodes"),
+        (lambda: run(cliques(), faults=faults.trace(np.ones((2, 3), bool))), "does not fit a topology of 20 nodes"),
+        (lambda: faults.trace([[True], [True, False]]), r"booleans \[rounds, nodes\]"),
+        (lambda: faults.message_loss(0.1, directed="yes"), "directed='yes' must be True or False"),
         (lambda: run(TOPOLOGIES["drawn"](), faults=faults.bursts(0.1, 3)), "needs links that last"),
     ],
 )
@@ -565,5 +599,6 @@ def test_weights_of_ones_own_must_say_which_nodes_they_read():
 
     jax.tree_util.register_static(Own)
     own = algorithms.dsgd(weights=Own(NODES))
-    with pytest.raises(ValueError, match="Own weights cannot lose messages"):
-        run(topologies.fully_connected(NODES), algorithm=own, faults=faults.stragglers(0.1))
+    for fault in (faults.stragglers(0.1), faults.message_loss(0.1)):
+        with pytest.raises(ValueError, match="Own weights cannot lose messages"):
+            run(topologies.fully_connected(NODES), algorithm=own, faults=fault)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from dcliques_jax import mixing, topologies
+from dcliques_jax import algorithms, mixing, topologies
 
 
 @st.composite
@@ -438,3 +438,36 @@ def test_messages_are_the_readers_of_each_node():
     np.testing.assert_array_equal(mixing.messages_sent(topologies.fully_connected(3).weights()), [[2, 2, 2]])
     sends = topologies.from_matrices([[[1, 0], [0.5, 0.5]], [[0, 1], [1, 0]]]).weights()
     np.testing.assert_array_equal(mixing.messages_sent(sends), [[1, 0], [1, 1]])
+
+
+# Matrices in turn
+
+
+def test_sequences_take_matrices_of_any_form():
+    ids = np.arange(6) // 3
+    cliques = [mixing.clique_average(topologies.from_edges(6, EDGES_OF_CLIQUES, clique_ids=i)) for i in (ids,)]
+    sequence = mixing.Sequence.of([*cliques, mixing.Identity(6)])
+    np.testing.assert_allclose(sequence.matrices()[0].toarray(), cliques[0].to_dense())
+    np.testing.assert_allclose(sequence.matrices()[1].toarray(), np.eye(6))
+    for wrong in ([], [mixing.Identity(3), mixing.Identity(4)]):
+        with pytest.raises(ValueError, match="at least one matrix, and matrices for the same nodes"):
+            mixing.Sequence.of(wrong)
+
+
+EDGES_OF_CLIQUES = [(0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5), (2, 3)]
+
+
+def test_weights_must_follow_the_directions_of_a_graph():
+    circle = topologies.from_networkx(nx.cycle_graph(6, create_using=nx.DiGraph))
+    mixing.check_gossip(circle.weights(), circle, "columns")
+    against = mixing.from_matrix(circle.weights().to_dense().T)
+    with pytest.raises(ValueError, match="has no edge between them"):
+        mixing.check_gossip(against, circle, "columns")
+    with pytest.raises(ValueError, match="drawn in every round between any nodes"):
+        mixing.check_gossip(mixing.Drawn(mixing.Sequence.of([circle.weights()])), circle, "columns")
+
+
+def test_traffic_of_matrices_with_different_periods():
+    turns = [mixing.from_matrix(np.roll(np.eye(6), shift, axis=1)) for shift in (1, 2, 3)]
+    network = algorithms.Network(mixing.Sequence.of(turns), mixing.Sequence.of([mixing.Identity(6), turns[0]]))
+    assert algorithms.models_and_gradients(network, 4).messages.sum(axis=1).tolist() == [6, 12, 6, 12, 6, 12]

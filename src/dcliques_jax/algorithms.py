@@ -10,6 +10,7 @@ that describe it. It works on stacked pytrees of parameters and gradients, indep
 To write your own, start from the source of `dsgd`; "Your own algorithm" in the how-to goes through it step by step.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -57,7 +58,9 @@ class Traffic(NamedTuple):
 
 def models_and_gradients(network: Network, model_bytes: int) -> Traffic:
     """Returns the traffic of nodes that send a model over every edge of W and a gradient over every edge of G."""
-    messages = sum(mixing.messages_sent(weights) for weights in network)
+    found = [mixing.messages_sent(weights) for weights in network]
+    turns = math.lcm(*map(len, found))
+    messages = sum(np.tile(each, (turns // len(each), 1)) for each in found)
     return Traffic(np.asarray(messages), model_bytes * np.asarray(messages))
 
 

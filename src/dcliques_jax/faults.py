@@ -9,13 +9,14 @@ says in every round which nodes take part and which links work:
   directions, W_t stays symmetric and doubly stochastic, and the mean of all models stays exact. Otherwise rows sum to 1
   and columns do not: algorithms that need columns refuse such a fault.
 - Clique Averaging, and every other average of gradients, averages what arrives and the node's own gradient.
-- One coin per link and round decides for models and gradients alike. Coins depend on the seed, the round and the two
-  nodes: devices, storage and other faults do not change them.
+- One coin per link and round decides for models and gradients alike. Coins depend on the seed, the round, the place of
+  the fault in the list and the two nodes. Devices and the order of storage do not change them.
 - An offline node neither sends nor receives. It keeps its model and every part of its state, and skips its batch.
 
 A fault of rate 0 is no fault: the run compiles the same program and gives the same bits as without it.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -46,14 +47,17 @@ class Fault(NamedTuple):
     rate: float  # expected share of failures; 0: the fault is dropped
     draw: Callable[..., tuple[State, jax.Array]]  # (state, number, key, ids) -> (state, alive); `number`: rounds so far
     init: Callable[[jax.Array, Ids], State] = lambda key, ids: ()  # state before the first round
-    pairs: Callable[[int], float] | None = None  # nodes only: (number of nodes) -> probability that both of two work
+    works: Callable[[int, int], float] | None = (
+        None  # (number of nodes n, k) -> probability that k of n nodes all work;
+    )
+    # None: nodes fail independently of each other
     num_nodes: int | None = None  # number of nodes that it is made for; None: any
 
     def __repr__(self) -> str:
         return f"Fault({self.name})"
 
 
-def message_loss(p: float, *, directed: bool = False) -> Fault:
+def message_loss(p: float, directed: bool = False) -> Fault:
     """Loses each exchange between two nodes with probability p, independently of all others.
 
     By default a failed handshake loses the messages in both directions: E[W_t] = (1 - p) W + p I, and W_t is symmetric
@@ -68,6 +72,8 @@ def message_loss(p: float, *, directed: bool = False) -> Fault:
     Fault(message_loss(0.1))
     """
     p = _checks.share("p", p)
+    if not isinstance(directed, bool):
+        raise ValueError(f"directed={directed!r} must be True or False")
 
     def draw(state: State, number: jax.Array, key: jax.Array, ids: Ids) -> tuple[State, jax.Array]:
         del number
@@ -135,7 +141,7 @@ def churn(leave: float, join: float) -> Fault:
         state = _markov(state, key, ids, stay=1 - leave, come_back=join)
         return state, state
 
-    return Fault(f"churn({leave:g}, {join:g})", "nodes", 1 - online, draw, init, lambda nodes: online**2)
+    return Fault(f"churn({leave:g}, {join:g})", "nodes", 1 - online, draw, init)
 
 
 def participation(fraction: float) -> Fault:
@@ -160,11 +166,10 @@ def participation(fraction: float) -> Fault:
         count = taking_part(len(order))
         return state, jnp.zeros(len(order), bool).at[order[:count]].set(True)
 
-    def pairs(nodes: int) -> float:
-        count = taking_part(nodes)
-        return count * (count - 1) / max(1, nodes * (nodes - 1))
+    def works(nodes: int, k: int) -> float:
+        return math.comb(taking_part(nodes), k) / max(1, math.comb(nodes, k))
 
-    return Fault(f"participation({fraction:g})", "nodes", 1 - fraction, draw, pairs=pairs)
+    return Fault(f"participation({fraction:g})", "nodes", 1 - fraction, draw, works=works)
 
 
 def stragglers(p: float) -> Fault:
@@ -182,7 +187,7 @@ def stragglers(p: float) -> Fault:
         del number
         return state, coins(key, ids, 1 - p)
 
-    return Fault(f"stragglers({p:g})", "nodes", p, draw, pairs=lambda nodes: (1 - p) ** 2)
+    return Fault(f"stragglers({p:g})", "nodes", p, draw)
 
 
 def trace(online: npt.ArrayLike) -> Fault:
@@ -194,7 +199,10 @@ def trace(online: npt.ArrayLike) -> Fault:
     >>> trace(np.array([[True, False], [True, True]]))
     Fault(trace(2 rounds, 2 nodes))
     """
-    recorded = np.array(online)
+    try:
+        recorded = np.array(online)
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"online must be booleans [rounds, nodes]: {error}") from error
     if recorded.dtype != np.bool_ or recorded.ndim != 2 or recorded.size == 0:
         raise ValueError(f"online must be booleans [rounds, nodes], not {recorded.dtype} of shape {recorded.shape}")
     rounds, nodes = recorded.shape
@@ -203,13 +211,13 @@ def trace(online: npt.ArrayLike) -> Fault:
         del key, ids
         return state, jnp.asarray(recorded)[number % rounds]
 
-    counts = recorded.sum(axis=1)
-
-    def pairs(nodes: int) -> float:
-        return float((counts * (counts - 1)).mean()) / max(1, nodes * (nodes - 1))
+    def works(nodes: int, k: int) -> float:
+        return float(np.mean([math.comb(int(count), k) for count in recorded.sum(axis=1)])) / max(
+            1, math.comb(nodes, k)
+        )
 
     name = f"trace({rounds} rounds, {nodes} nodes)"
-    return Fault(name, "nodes", 1 - float(recorded.mean()), draw, pairs=pairs, num_nodes=nodes)
+    return Fault(name, "nodes", 1 - float(recorded.mean()), draw, works=works, num_nodes=nodes)
 
 
 def coins(key: jax.Array, ids: Ids, probability: float) -> jax.Array:
@@ -242,9 +250,12 @@ def first_key(key: jax.Array) -> jax.Array:
     return jax.random.fold_in(key, _START)
 
 
-def as_faults(faults: Fault | Sequence[Fault] | None) -> tuple[Fault, ...]:
+def as_faults(faults: Fault | Sequence[Fault] | None, num_nodes: int) -> tuple[Fault, ...]:
     """Returns the faults that can happen, from what `simulate(faults=...)` takes. Those of rate 0 are left out."""
     given = [] if faults is None else [faults] if isinstance(faults, Fault) else faults
     if not isinstance(given, (list, tuple)) or not all(isinstance(fault, Fault) for fault in given):
         raise ValueError(f"faults={faults!r} must be a fault or a list of faults, such as faults.message_loss(0.1)")
+    for fault in given:
+        if fault.num_nodes not in (None, num_nodes):
+            raise ValueError(f"{fault.name} does not fit a topology of {num_nodes} nodes")
     return tuple(fault for fault in given if fault.rate > 0)

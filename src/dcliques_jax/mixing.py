@@ -122,6 +122,11 @@ def of_topology(topology: Topology) -> Weights:
     if topology.matrices is None and topology.arcs is None:
         return metropolis_hastings(topology)
     found = [_from_sparse(matrix) for matrix in matrices.gossip_matrices(topology)]
+    if any(isinstance(each, Dense) for each in found) and len(found) * topology.num_nodes**2 > _MOST_DENSE**2:
+        raise ValueError(
+            f"{topology!r} needs {len(found)} dense matrices, since a node has more than {MOST_UNROLLED} neighbours: "
+            "use fewer neighbours, nodes or matrices"
+        )
     if topology.drawn:
         return Drawn(Sequence.of(found))
     return found[0] if len(found) == 1 else Sequence.of(found)
@@ -198,7 +203,9 @@ def check_gossip(weights: Weights, topology: Topology, requires: str = "symmetri
         raise ValueError(f"weights are for {weights.num_nodes} nodes, the topology has {topology.num_nodes}")
     if isinstance(weights, GroupMean) and _is_complete(topology):
         return  # symmetric by construction, and too large to expand
-    edges = topology.adjacency() + scipy.sparse.eye_array(topology.num_nodes)
+    if isinstance(weights, Drawn) and not (topology.drawn or _is_complete(topology)):
+        raise ValueError(f"weights are drawn in every round between any nodes, but {topology!r} has its own edges")
+    edges = topology.heard() + scipy.sparse.eye_array(topology.num_nodes)
     for matrix in weights.matrices():
         _check_matrix(matrix, requires)
         i, j, foreign = largest_entry(matrix - matrix * edges)

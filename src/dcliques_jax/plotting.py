@@ -158,10 +158,13 @@ def plot_accuracy_per_message(
     given = messages or {}
     if unknown := set(given) - set(results):
         raise ValueError(f"messages are given for {sorted(unknown)}, but the results are {list(results)}")
-    rates = {label: given[label] if label in given else _messages(label, result) for label, result in results.items()}
+    counts = {
+        label: result.history.round * given[label] if label in given else _messages(label, result)
+        for label, result in results.items()
+    }
     new, ax = ax is None, _axes(ax, 2 / 3)
     for label, result, look in _looks(results, ax):
-        sent = result.history.round * rates[label]
+        sent = counts[label]
         percent = 100 * _by_seed(result.history.accuracy)
         _curve(ax, sent[sent > 0], percent.mean(axis=2)[:, sent > 0], look, label)
     ax.set_xscale("log")
@@ -299,10 +302,11 @@ def _curve(ax: Any, x: np.ndarray, values: np.ndarray, look: _Look, label: str) 
         ax.fill_between(x, values.min(axis=0), values.max(axis=0), color=look.colour, **band)
 
 
-def _messages(label: str, result: Result) -> float:
-    """Returns the messages per node and round, the mean over topologies if there are several."""
-    if (told := result.provenance.get("messages_per_round")) is not None:
-        return float(told)
+def _messages(label: str, result: Result) -> np.ndarray:
+    """Returns the messages per node until each evaluation, `[t]`, the mean over seeds if there are several."""
+    sent = result.history.messages
+    if not np.isnan(sent).any():
+        return np.asarray(sent if sent.ndim == 1 else sent.mean(axis=0))
     raise ValueError(
         f"the algorithm of result {label!r} does not tell what it sends: pass the messages per node and round, "
         f"messages={{{label!r}: ...}}, or give the algorithm Traits(sends=...)"

@@ -38,8 +38,8 @@ class Measured:
     - `consensus_distance`, `[]`: `sqrt( 1/n sum_i || theta_i - mean theta ||^2 )`, over all nodes.
     - `mean_model_accuracy`, `[]`: accuracy of the mean of all models on the evaluated examples.
     - `mean_model_loss`, `[]`: its mean loss on the same examples.
-    - `messages`, `[]`: messages sent so far per node, as a mean over nodes; NaN if the algorithm does not say. Messages
-      that are lost or sent to offline nodes count, offline nodes send none.
+    - `messages`, `[]`: messages sent per node since the start of this call of `simulate`, as a mean over nodes; NaN if
+      the algorithm does not say. Messages that are lost or sent to offline nodes count. Offline nodes send none.
     - `messages_lost`, `[]`: those of them that did not arrive.
     - `nodes_online`, `[]`: mean number of nodes that took part in the rounds since the last evaluation; at first NaN.
     - `nodes_right`, `[eval_examples]`: number of evaluated nodes that classify each example correctly.

@@ -186,7 +186,8 @@ def _check_step(algorithm: Algorithm, params: Any, state: Any, network: Network)
         return algorithm.step(params, gradients, state, network.at(round), round)
 
     nodes = jax.ShapeDtypeStruct(jax.tree.leaves(params)[0].shape[:1], jnp.int32)
-    after = jax.eval_shape(step, params, params, state, nodes, jax.eval_shape(lambda: jax.random.key(0)))
+    key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))  # as in rounds
+    after = jax.eval_shape(step, params, params, state, nodes, key)
     if not isinstance(after, tuple) or len(after) != 2:
         raise ValueError(f"algorithm.step returns {type(after).__name__}: it must return (params, state)")
     for name, before, returned in zip(("params", "state"), (params, state), after, strict=True):

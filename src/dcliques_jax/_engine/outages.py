@@ -1,6 +1,7 @@
 """Faults in a run: whether they can be honoured, their state, and what they leave of a round."""
 
 import functools
+import zlib
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +31,7 @@ class FaultState(NamedTuple):
 
     nodes: Any  # per fault of nodes, arrays `[nodes]` by their numbers; the same on all devices
     links: Any  # per matrix of the network and fault of links, arrays `[slots, width]` as its lists
+    ends: Any  # [] checksum of the nodes that links join; states of other links mean nothing
 
 
 class Taken(NamedTuple):
@@ -61,9 +63,7 @@ def check(faults: tuple[Fault, ...], topology: Topology, network: Network, trait
         kind = "nodes" if fault.fails == "nodes" else "links"
         if kind not in traits.stands:
             raise ValueError(f"this algorithm is not right if {kind} fail, as in {fault.name}: omit the fault")
-        if fault.num_nodes not in (None, topology.num_nodes):
-            raise ValueError(f"{fault.name} does not fit a topology of {topology.num_nodes} nodes")
-        if fault.fails == "links" and _has_memory(fault) and isinstance(network.gossip, mixing.Drawn):
+        if fault.fails != "nodes" and _has_memory(fault) and isinstance(network.gossip, mixing.Drawn):
             raise ValueError(f"{fault.name} needs links that last, but {topology.name} draws them in every round")
         if traits.requires != "rows" and (fault.fails == "messages" or mixing.meets(network.gossip) != "symmetric"):
             why = "loses messages one way" if fault.fails == "messages" else "meets an asymmetric gossip matrix"
@@ -113,8 +113,10 @@ def start(faults: Faults, network: Network, key: jax.Array) -> FaultState:
     nodes = tuple(
         fault.init(first_key(_key(key, index)), _of_nodes(everyone)) for index, fault in _of(faults, nodes=True)
     )
-    links = tuple(_start_links(faults, _static(weights).senders(everyone), everyone, key) for weights in network)
-    return FaultState(nodes, links)
+    senders = [_static(weights).senders(everyone) for weights in network]
+    links = tuple(_start_links(faults, each, everyone, key) for each in senders)
+    ends = zlib.crc32(b"".join(np.asarray(each).tobytes() for each in senders)) if jax.tree.leaves(links) else 0
+    return FaultState(nodes, links, jnp.uint32(ends))
 
 
 def _start_links(faults: Faults, senders: jax.Array, everyone: jax.Array, key: jax.Array) -> tuple[Any, ...]:
@@ -148,7 +150,7 @@ def take(faults: Faults | None, state: Any, network: Network, round: Round, key:
     counted = tuple(jnp.where(round.nodes >= 0, values, 0) for values in (sent, lost, here.astype(jnp.int32)))
     return Taken(
         Network(network.gossip.masked(entries[0].alive), network.gradients.renormalised(entries[1].alive)),
-        FaultState(node_states, tuple(entry.state for entry in entries)),
+        FaultState(node_states, tuple(entry.state for entry in entries), state.ends),
         here if _of(faults, nodes=True) else None,
         counted,
     )

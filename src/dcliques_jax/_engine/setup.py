@@ -86,7 +86,8 @@ def make_setup(
     _check_seeds(init, len(runs))
     # JAX keeps traces and their constants while a function lives: wrap functions so that they live for one call.
     pair = models.Model(*map(functools.partial, models.as_model(model)))
-    functions = (algorithm, functools.partial(loss_fn), init, fit.check_metrics(metrics), faults_lib.as_faults(faults))
+    happening = faults_lib.as_faults(faults, runs[0].data.num_nodes)
+    functions = (algorithm, functools.partial(loss_fn), init, fit.check_metrics(metrics), happening)
     recipe = Recipe(pair, models.described(model), *functions)
     networks = outages.with_links([fit.make_network(run, recipe) for run in runs], recipe.faults)
     with cache_key.fresh_traces():

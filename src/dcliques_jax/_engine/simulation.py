@@ -16,7 +16,7 @@ from dcliques_jax._engine.plan import Plan, Recipe, Run
 from dcliques_jax._engine.program import Carry, Program
 from dcliques_jax._engine.tally import Tally
 from dcliques_jax._mesh import transfer
-from dcliques_jax.algorithms import Network
+from dcliques_jax.algorithms import Network, models_and_gradients
 from dcliques_jax.results import MEASURED, Record, State
 
 _MOST_ROUNDS = 1024  # per call of the program
@@ -52,8 +52,9 @@ class Simulation:
         self._starts: list[State] = state.start(self.layout, networks)
         self._keys = np.stack([start.key for start in self._starts])
         self.tally = Tally.after(int(self._starts[0].round), len(runs), runs[0].data.num_nodes)
-        self._messages = _messages_per_round(recipe, networks)
         self._network = layout.store_network(self.layout, networks)
+        self._messages = _messages_per_round(recipe.algorithm.traits.sends, networks)
+        self._entries = _messages_per_round(models_and_gradients, networks)
         self._data = layout.host_data(self.layout, plan, list(self._keys))
         self._on_one_device = self._lower_on_one_device(networks)
         self._carry: Carry | None = None
@@ -132,8 +133,10 @@ class Simulation:
             started = time.monotonic()
             measured = self._run(count)
             seconds = max(time.monotonic() - started, 1e-9)
-            before, turns = self.round, np.arange(self.round, self.round + count) % self._messages.shape[1]
-            self.tally = self.tally.plus(measured, self._messages[:, turns])
+            before, numbers = self.round, np.arange(self.round, self.round + count)
+            self.tally = self.tally.plus(
+                measured, _in_rounds(self._messages, numbers), _in_rounds(self._entries, numbers)
+            )
             self._complain(_nonfinite_losses(self.layout.runs, before, measured[0]))
             self._pace = int(np.clip(_PACE * count / seconds, 1, _most_rounds(self.layout)))
             on_rounds(count)
@@ -244,12 +247,16 @@ class Simulation:
             self._warned = True
 
 
-def _messages_per_round(recipe: Recipe, networks: list[Network]) -> np.ndarray:
+def _messages_per_round(sends: Any, networks: list[Network]) -> np.ndarray:
     """Returns the number of messages of all nodes in each turn of the network, `[runs, turns]`; NaN if unknown."""
-    sends = recipe.algorithm.traits.sends
     if sends is None:
         return np.full((len(networks), 1), np.nan)
     return np.stack([sends(network, 0).messages.sum(axis=1) for network in networks])
+
+
+def _in_rounds(of_turns: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Returns the values of some rounds, `[runs, rounds]`."""
+    return of_turns[:, numbers % of_turns.shape[1]]
 
 
 def _most_rounds(layout: layout.Layout) -> int:

@@ -90,8 +90,10 @@ def _continued(runs: list[Run], recipe: Recipe, networks: list[Network]) -> list
         algorithm = _like(_shapes_of_state(recipe, params, network), mine.algorithm, "algorithm")
         key = np.asarray(mine.key, np.uint32)
         faults = _faults_at_start(run, recipe, network, jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32"))
-        with contextlib.suppress(ValueError):  # other faults, or links of another topology, start anew
-            faults = _like(faults, mine.faults, "faults")
+        with contextlib.suppress(ValueError):  # other faults start anew
+            before = _like(faults, mine.faults, "faults")
+            if faults is not None and before.ends == faults.ends:  # and so do the links of another topology
+                faults = before
         return State(params, algorithm, jnp.asarray(mine.round, jnp.int32), key, faults)
 
     return [of_run(number, *each) for number, each in enumerate(zip(runs, networks, strict=True))]
@@ -138,8 +140,13 @@ def reordered(state: State, order: np.ndarray) -> State:
     params, algorithm = jax.tree.map(lambda leaf: leaf[order] if np.ndim(leaf) else leaf, state[:2])
     faults = state.faults
     if faults is not None:  # those of nodes are kept by number
-        faults = faults._replace(links=jax.tree.map(lambda leaf: leaf[order], faults.links))
+        faults = faults._replace(links=jax.tree.map(lambda leaf: _links_in_order(leaf, order), faults.links))
     return state._replace(params=params, algorithm=algorithm, faults=faults)
+
+
+def _links_in_order(leaf: Any, order: np.ndarray) -> Any:
+    """Reorders the state of links. The columns of a dense matrix are nodes, too; lists are always narrower."""
+    return leaf[np.ix_(order, order)] if leaf.shape[1] == len(leaf) else leaf[order]
 
 
 def store(layout: Layout, plan: Plan, states: list[State], data: Data) -> Carry:

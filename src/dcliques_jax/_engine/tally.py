@@ -26,13 +26,14 @@ class Tally(NamedTuple):
         """Returns the tally after an evaluation. Messages go on."""
         return self.after(self.round, *self.sums.shape)._replace(sent=self.sent, lost=self.lost)
 
-    def plus(self, measured: tuple[np.ndarray, ...], sent: np.ndarray) -> "Tally":
+    def plus(self, measured: tuple[np.ndarray, ...], sent: np.ndarray, entries: np.ndarray) -> "Tally":
         """Adds further rounds.
 
         Args:
           measured: mean losses of batches and batch sizes, `[runs, rounds, nodes]`. Under faults also the number of
             messages to each node, how many of them were lost, and whether the node took part.
           sent: number of messages without faults, `[runs, rounds]`; NaN if unknown.
+          entries: number of messages if every entry of the matrices is one, `[runs, rounds]`.
         """
         losses, counts, *faulty = measured
         sums = self.sums.copy()
@@ -41,7 +42,9 @@ class Tally(NamedTuple):
         online, lost = np.full(sent.shape, losses.shape[2]), np.zeros_like(sent)
         if faulty:
             to_nodes, lost, online = (values.sum(axis=2) for values in faulty)
-            sent, lost = (np.where(np.isnan(sent), np.nan, values) for values in (to_nodes, lost))
+            # Faults are counted per entry of a matrix. The algorithm says how many messages an entry is.
+            each = np.divide(sent, entries, out=np.zeros(sent.shape), where=entries > 0)
+            sent, lost = each * to_nodes, each * lost
         return Tally(
             self.round + losses.shape[1],
             sums,

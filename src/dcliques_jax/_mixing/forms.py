@@ -367,8 +367,11 @@ def have_one_form(weights: Sequence[Weights]) -> bool:
 
 def static_to_common_form(weights: Sequence[Weights]) -> Sequence[Weights]:
     """Converts static matrices to one form and shape."""
-    if have_one_form(weights):
-        return weights
+    return weights if have_one_form(weights) else to_lists_or_dense(weights)
+
+
+def to_lists_or_dense(weights: Sequence[Weights]) -> Sequence[Weights]:
+    """Converts matrices to lists of one width, or to dense matrices if a list would be too long."""
     matrices = [matrix.to_sparse() for matrix in weights]
     width = max(int(np.diff(without_diagonal(matrix).indptr).max(initial=0)) for matrix in matrices)
     if width > MOST_UNROLLED:

@@ -22,6 +22,7 @@ from dcliques_jax._mixing.forms import (
     register,
     rows_of,
     static_to_common_form,
+    to_lists_or_dense,
     without_diagonal,
 )
 from dcliques_jax._random import random_bits
@@ -57,7 +58,11 @@ class Sequence(Moving):
     @classmethod
     def of(cls, matrices: Matrices[Weights]) -> Self:
         """Stacks matrices of one form and shape. Each round then costs what the widest matrix costs."""
-        common = static_to_common_form(matrices)
+        if not matrices or any(matrix.num_nodes != matrices[0].num_nodes for matrix in matrices):
+            told = [matrix.num_nodes for matrix in matrices]
+            raise ValueError(f"a sequence needs at least one matrix, and matrices for the same nodes, not for {told}")
+        plain = all(isinstance(matrix, Neighbours | Dense) for matrix in matrices)
+        common = static_to_common_form(matrices) if plain else to_lists_or_dense(matrices)
         return cls(jax.tree.map(lambda *leaves: _arrays.frozen(np.stack(leaves, axis=1)), *common))
 
     @classmethod

@@ -23,7 +23,7 @@ class Expected(NamedTuple):
     faults: tuple[str, ...]  # names
     arrival: float  # probability a that a message arrives, the mean over pairs of nodes
     online: float  # number of nodes that take part
-    second_eigenvalue: float | None  # |lambda2| of E[W_t]; None unless W is one symmetric matrix
+    second_eigenvalue: float | None  # |lambda2| of E[W_t]; None unless W is one symmetric matrix, and for recordings
     contraction: float | None  # None if nodes fail, or for a sequence
     doubly_stochastic: bool  # whether columns of W_t sum to 1, so that the mean of all models does not drift
 
@@ -35,19 +35,18 @@ def under(
     extremes: spectrum.Extremes | None,
 ) -> Expected | None:
     """Computes what is expected under faults, or None if nothing can fail."""
-    happening, n = as_faults(faults), weights.num_nodes
+    n = weights.num_nodes
+    happening = as_faults(faults, n)
     if not happening:
         return None
-    for fault in happening:
-        if fault.num_nodes not in (None, n):
-            raise ValueError(f"{fault.name} does not fit a topology of {n} nodes")
     nodes = [fault for fault in happening if fault.fails == "nodes"]
     arrival = math.prod(_arrival(fault, n) for fault in happening)
-    second = None if extremes is None else max(abs(1 - arrival * (1 - value)) for value in extremes)
+    alike = all(fault.num_nodes is None for fault in happening)  # a recording has its own rate for every pair of nodes
+    second = None if extremes is None or not alike else max(abs(1 - arrival * (1 - value)) for value in extremes)
     return Expected(
         faults=tuple(fault.name for fault in happening),
         arrival=arrival,
-        online=n * math.prod(1 - fault.rate for fault in nodes),
+        online=n * math.prod(_works(fault, n, 1) for fault in nodes),
         second_eigenvalue=second,
         contraction=None if nodes else _contraction(weights, arrival),
         doubly_stochastic=matrix == "symmetric" and all(fault.fails != "messages" for fault in happening),
@@ -55,9 +54,12 @@ def under(
 
 
 def _arrival(fault: Fault, num_nodes: int) -> float:
-    if fault.fails != "nodes":
-        return 1 - fault.rate
-    return (1 - fault.rate) ** 2 if fault.pairs is None else fault.pairs(num_nodes)
+    return _works(fault, num_nodes, 2) if fault.fails == "nodes" else 1 - fault.rate
+
+
+def _works(fault: Fault, num_nodes: int, k: int) -> float:
+    """Returns the probability that k nodes all work."""
+    return (1 - fault.rate) ** k if fault.works is None else fault.works(num_nodes, k)
 
 
 def _contraction(weights: mixing.Weights, arrival: float) -> float | None:

@@ -47,7 +47,7 @@ def labels(topology: Topology, weights: mixing.Weights, label_distribution: npt.
             raise ValueError(f"label_distribution has {len(p)} rows, the topology {topology.num_nodes} nodes")
         bias = label_bias(weights, p)
         if not topology.drawn:
-            near = _heard(topology)
+            near = topology.heard()
             mean = (near @ p + p) / (near.sum(axis=1) + 1)[:, None]
             skews["neighbourhood_skew"] = np.abs(mean - p.mean(axis=0)).sum(axis=1)
         if topology.clique_ids is not None:
@@ -85,7 +85,7 @@ def distances(topology: Topology) -> dict[str, Any]:
     if topology.arcs is None and len(topology.edges) == n * (n - 1) // 2:
         return {"mean_distance": float(n > 1), "diameter": int(n > 1), "distance_sources": n}
     sources = np.random.default_rng(0).permutation(n)[: max(1, _MOST_DISTANCES // n)]
-    found = scipy.sparse.csgraph.shortest_path(_heard(topology).T, unweighted=True, indices=sources)
+    found = scipy.sparse.csgraph.shortest_path(topology.heard().T, unweighted=True, indices=sources)
     if not np.isfinite(found).all():
         return {"mean_distance": None, "diameter": None, "distance_sources": len(sources)}
     mean = float(found.sum() / (len(sources) * (n - 1)))
@@ -120,11 +120,3 @@ def between_devices(
         "bytes_between_devices": None if size is None else rows * size,
         "bytes_between_devices_averaging": None if size is None or averaging is None else averaging * size,
     }
-
-
-def _heard(topology: Topology) -> scipy.sparse.csr_array:
-    """Returns who may hear from whom, with entries 1.0: rows are receivers."""
-    if topology.arcs is None:
-        return topology.adjacency()
-    n, (senders, receivers) = topology.num_nodes, topology.arcs.T
-    return scipy.sparse.csr_array((np.ones(len(senders)), (receivers, senders)), shape=(n, n))

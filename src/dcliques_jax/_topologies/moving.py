@@ -1,6 +1,6 @@
 """Topologies that carry gossip matrices of their own: one, a sequence that repeats, or one drawn in every round."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,7 @@ def from_matrices(
     >>> from_matrices([swap, np.roll(swap, (1, 1), axis=(0, 1))])
     Topology('own matrices', num_nodes=3, edges=2, matrices=2)
     """
-    single = scipy.sparse.issparse(matrices) or np.ndim(matrices) == 2
-    given = tuple(map(_cleaned, [matrices] if single else list(matrices)))
+    given = tuple(map(_cleaned, _each(matrices)))
     if not given:
         raise ValueError("matrices holds no matrix: pass at least one")
     n = given[0].shape[0]
@@ -66,7 +65,7 @@ def sequence(topologies: Sequence[Topology], *, name: str | None = None) -> Topo
     >>> sequence([topologies.ring(10, seed=1), topologies.ring(10, seed=2)])
     Topology('sequence of 2 graphs', num_nodes=10, edges=15, matrices=2)
     """
-    graphs = list(topologies)
+    graphs = list(topologies) if isinstance(topologies, Iterable) else []
     if not graphs or not all(isinstance(graph, Topology) for graph in graphs):
         raise ValueError(f"topologies={topologies!r} must be a list of at least one Topology")
     if any(graph.drawn for graph in graphs):
@@ -76,6 +75,17 @@ def sequence(topologies: Sequence[Topology], *, name: str | None = None) -> Topo
     matrices = [matrix for graph in graphs for matrix in gossip_matrices(graph)]
     given = f"sequence of {len(graphs)} graphs" if name is None else name
     return from_matrices([with_unit_rows(matrix) for matrix in matrices], clique_ids=ids if same else None, name=given)
+
+
+def _each(matrices: Any) -> list[Any]:
+    """Returns one matrix or several as a list."""
+    if scipy.sparse.issparse(matrices) or getattr(matrices, "ndim", None) == 2:
+        return [matrices]
+    if not isinstance(matrices, Iterable):
+        raise ValueError(f"matrices={matrices!r} must be a matrix [nodes, nodes] or a list of matrices")
+    listed = list(matrices)
+    one = bool(listed) and not scipy.sparse.issparse(listed[0]) and np.ndim(listed[0]) == 1  # a list of rows
+    return [listed] if one else listed
 
 
 def _cleaned(matrix: Any) -> scipy.sparse.csr_array:

@@ -38,9 +38,10 @@ def stl_fw(label_distribution: npt.ArrayLike, degree: int, *, variance: float = 
     """
     p = cliques_lib.check_label_distribution(label_distribution)
     degree = _checks.integer("degree", degree, 1)
-    if not (np.isreal(variance) and 0 < variance < np.inf):
-        raise ValueError(f"variance={variance!r} must be a positive number, such as 0.1")
-    w = frank_wolfe(p, degree, float(variance), _random.generator(seed))
+    variance = _checks.real("variance", variance, 0)
+    if variance == 0:
+        raise ValueError("variance=0: the matrix would not mix; pass a positive number, such as 0.1")
+    w = frank_wolfe(p, degree, variance, _random.generator(seed))
     arcs = np.argwhere(w)
     if _edges.connected_parts(len(p), arcs)[0] > 1:
         raise ValueError(

@@ -57,6 +57,8 @@ class Topology:
 
     def _check_communication(self) -> None:
         """Checks arcs and matrices against the edges, and makes them read-only."""
+        if self.drawn and self.clique_ids is not None:
+            raise ValueError("drawn=True with clique_ids: nodes that swap their places have no fixed cliques")
         if self.drawn and self.matrices is None:
             raise ValueError("drawn=True without matrices: pass the matrices in which nodes swap their places")
         if self.arcs is not None:
@@ -82,6 +84,14 @@ class Topology:
         i, j = self.edges.T
         rows, columns = np.concatenate([i, j]), np.concatenate([j, i])
         return scipy.sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(self.num_nodes, self.num_nodes))
+
+    def heard(self) -> scipy.sparse.csr_array:
+        """Who may hear from whom, with entries 1.0, as a SciPy sparse array: rows are receivers, columns senders."""
+        if self.arcs is None:
+            return self.adjacency()
+        senders, receivers = self.arcs.T
+        shape = (self.num_nodes, self.num_nodes)
+        return scipy.sparse.csr_array((np.ones(len(self.arcs)), (receivers, senders)), shape=shape)
 
     def weights(self) -> "Weights":
         """Returns the gossip matrix W that algorithms use; see `dcliques_jax.mixing.of_topology`."""
