@@ -42,11 +42,12 @@ def several(one):
     rng = np.random.default_rng(0)
     distance = rng.random((2, 3))
     distance[:, 0] = 0
-    history = dataclasses.replace(one.history, accuracy=rng.random((2, 3, 20)), consensus_distance=distance)
     graphs = [GRAPHS["ring cliques"], GRAPHS["fully_connected cliques"]]
-    sent = float(np.mean([graph.report().messages_averaging for graph in graphs]))
+    sent = np.array([graph.report().messages_averaging for graph in graphs])
+    made_up = {"accuracy": rng.random((2, 3, 20)), "consensus_distance": distance}
+    history = dataclasses.replace(one.history, **made_up, messages=sent[:, None] * one.history.round)
     return dataclasses.replace(
-        one, topology=graphs, history=history, provenance=one.provenance | {"messages_per_round": sent}
+        one, topology=graphs, history=history, provenance=one.provenance | {"messages_per_round": float(sent.mean())}
     )
 
 
@@ -446,8 +447,8 @@ def test_accuracy_is_drawn_per_message(one, several):
 
 
 def test_messages_are_asked_for_where_they_are_not_known(one):
-    told = {name: value for name, value in one.provenance.items() if name != "messages_per_round"}
-    loaded = dataclasses.replace(one, provenance=told)
+    unknown = np.full_like(one.history.messages, np.nan)
+    loaded = dataclasses.replace(one, history=dataclasses.replace(one.history, messages=unknown))
     with pytest.raises(ValueError, match=r"'a' does not tell what it sends: pass .* messages=\{'a': ...\}"):
         plotting.plot_accuracy_per_message({"a": loaded})
     axes = plotting.plot_accuracy_per_message({"a": loaded}, messages={"a": 10})
