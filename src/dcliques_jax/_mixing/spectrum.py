@@ -96,10 +96,10 @@ def contraction(weights: Weights) -> float:
 
         c = max_X  E |W X - 1 xbar|^2 / |X - 1 xbar|^2      xbar: the mean of the rows of X, J = 1 1^T / n
 
-    - One matrix: c = |W - J|^2, the largest singular value squared. It is lambda2^2 if W is symmetric.
-    - A sequence of T matrices: c = |W_T ... W_1 - J|^(2 / T), the mean factor of its rounds. It is 0 if their product
-      is J.
-    - Matrices in which nodes swap their places at random: c = (|W|_F^2 - 1) / (n - 1) for any X, the mean over the
+    - One matrix: `c = |W - J|^2`, the largest singular value squared. It is lambda2^2 if W is symmetric.
+    - A sequence of T matrices: `c = |W_T ... W_1 - J|^(2 / T)`, the mean factor of its rounds. It is 0 if their
+      product is J.
+    - Matrices in which nodes swap their places at random: `c = (|W|_F^2 - 1) / (n - 1)` for any X, the mean over the
       matrices.
 
     1 never mixes, 0 mixes in one round or one period. Above 2000 nodes only products with vectors are computed.
