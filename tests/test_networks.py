@@ -500,9 +500,9 @@ def inside_a_clique(members, rng):
         (lambda: topologies.epidemic(10, 3, seed=-1), "seed=-1"),
         (lambda: topologies.stl_fw([1.0], 1), "label_distribution"),
         (lambda: topologies.stl_fw(LABELS, 0), "degree=0"),
-        (lambda: topologies.stl_fw(LABELS, 2, variance=0), "variance=0 must be a positive number"),
-        (lambda: topologies.stl_fw(LABELS, 2, variance=np.nan), "variance=nan must be a positive number"),
-        (lambda: topologies.stl_fw(LABELS, 2, variance="0.1"), "variance='0.1' must be a positive number"),
+        (lambda: topologies.stl_fw(LABELS, 2, variance=0), "variance=0: the matrix would not mix"),
+        (lambda: topologies.stl_fw(LABELS, 2, variance=np.nan), "variance=nan must be a number of at least 0"),
+        (lambda: topologies.stl_fw(LABELS, 2, variance="0.1"), "variance='0.1' must be a number of at least 0"),
         (lambda: topologies.stl_fw(BALANCED, 1), "degree=1 leaves.*100 nodes disconnected.*choose a higher degree"),
         (lambda: topologies.d_cliques(LABELS, clique_size=4, inter=3), "inter=3 is unknown"),
         (

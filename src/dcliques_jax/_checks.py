@@ -37,7 +37,7 @@ def real(name: str, value: Any, least: float, most: float = math.inf) -> float:
     ValueError: p=1.5 must be a number in 0..1
     """
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not least <= number <= most or math.isinf(number):
