@@ -18,7 +18,8 @@ LAYERS = """
     _sources.tfds _sources.published
     datasets partitions cliques wirings _edges
     _engine.xla _engine.chunks
-    _mixing.forms _mixing.groups _mixing.sequences _mixing.spectrum
+    _mixing.entries _mixing.forms _mixing.groups _mixing.push _mixing.sequences
+    _mixing.paced _mixing.spectrum _mixing.growth
     faults
     _topologies.topology _topologies.matrices _topologies.moving
     _topologies.lattices _topologies.random_graphs _topologies.exponential _topologies.base
@@ -27,6 +28,9 @@ LAYERS = """
     mixing
     _mesh.placement _mesh.transfer _mesh.halos
     _reports.measures _reports.expected _reports.report _reports.comparison reports
+    compressors
+    _algorithms.contract _algorithms.descent _algorithms.exact _algorithms.momentum _algorithms.push_sum
+    _algorithms.choco _algorithms.wrappers
     layers models algorithms metrics results _plotting.style _plotting.positions _plotting.graphs plotting
     _mesh.guards
     _engine.sampling _engine.interrupts _engine.tally _engine.cache_key

@@ -179,8 +179,8 @@ def test_messages_are_unknown_if_an_algorithm_does_not_say():
 
 
 def test_algorithms_say_how_many_messages_an_edge_carries():
-    def twice(network, model_bytes):
-        return algorithms.Traffic(*(2 * part for part in algorithms.models_and_gradients(network, model_bytes)))
+    def twice(network, params):
+        return algorithms.Traffic(*(2 * part for part in algorithms.sends()(network, params)))
 
     chatty = algorithms.dsgd()._replace(traits=algorithms.Traits(requires="rows", sends=twice))
     for given in (None, faults.message_loss(1e-9)):

@@ -470,4 +470,4 @@ def test_weights_must_follow_the_directions_of_a_graph():
 def test_traffic_of_matrices_with_different_periods():
     turns = [mixing.from_matrix(np.roll(np.eye(6), shift, axis=1)) for shift in (1, 2, 3)]
     network = algorithms.Network(mixing.Sequence.of(turns), mixing.Sequence.of([mixing.Identity(6), turns[0]]))
-    assert algorithms.models_and_gradients(network, 4).messages.sum(axis=1).tolist() == [6, 12, 6, 12, 6, 12]
+    assert algorithms.sends()(network, {}).messages.sum(axis=1).tolist() == [6, 12, 6, 12, 6, 12]

@@ -3,6 +3,7 @@
 from dcliques_jax import (
     algorithms,
     cliques,
+    compressors,
     datasets,
     faults,
     layers,
@@ -33,6 +34,7 @@ __all__ = [
     "Topology",
     "algorithms",
     "cliques",
+    "compressors",
     "datasets",
     "faults",
     "layers",

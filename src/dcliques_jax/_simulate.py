@@ -205,8 +205,7 @@ def _result(setup: Setup, schedule: Schedule, outcomes: list[loop.Outcome]) -> R
     about = provenance(runs, setup.plan, schedule, setup.recipe, outcomes[0].program) | surroundings()
     about |= {"rounds_run": int(np.max(state.round)), "memory_bytes": outcomes[0].memory}
     if (sends := setup.recipe.algorithm.traits.sends) is not None:  # mean over nodes and runs
-        model_bytes = setup.needed.models // runs[0].data.num_nodes
-        traffic = [sends(network, model_bytes) for network in setup.networks[: len(runs)]]
+        traffic = [sends(network, setup.one_node) for network in setup.networks[: len(runs)]]
         about["messages_per_round"] = float(np.mean([sent.messages for sent in traffic]))
         about["bytes_per_round"] = float(np.mean([sent.bytes for sent in traffic]))
     graphs = [run.topology for run in runs]

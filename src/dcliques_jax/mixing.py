@@ -9,7 +9,7 @@ devices. To force another form, pass it to the algorithm:
     algorithms.dsgd(weights=mixing.Dense.from_sparse(matrix))
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +17,11 @@ import numpy as np
 import scipy.sparse
 
 from dcliques_jax import _arrays, _checks, _edges
-from dcliques_jax._mixing.forms import (
-    MOST_UNROLLED,
-    TOLERANCE,
-    Dense,
-    Identity,
-    Neighbours,
-    Weights,
-    check_rows,
-    check_square,
-    largest_entry,
-    without_diagonal,
-)
+from dcliques_jax._mixing.entries import TOLERANCE, check_rows, check_square, largest_entry, without_diagonal
+from dcliques_jax._mixing.forms import MOST_UNROLLED, Dense, Identity, Neighbours, Weights
 from dcliques_jax._mixing.groups import GroupMean
+from dcliques_jax._mixing.paced import Paced, base_of
+from dcliques_jax._mixing.push import Shares
 from dcliques_jax._mixing.sequences import Drawn, Moving, Sequence
 from dcliques_jax._mixing.spectrum import (
     contraction,
@@ -46,21 +38,27 @@ __all__ = [
     "Drawn",
     "GroupMean",
     "Identity",
+    "Messages",
     "Moving",
     "Neighbours",
+    "Paced",
     "Sequence",
+    "Shares",
     "Weights",
     "check_gossip",
     "check_rows",
     "clique_average",
     "contraction",
     "from_matrix",
+    "lazy",
     "meets",
+    "messages",
     "messages_sent",
     "metropolis_hastings",
     "mix",
     "neighbourhood_average",
     "of_topology",
+    "push",
     "second_eigenvalue",
     "smallest_eigenvalue",
     "spectral_gap",
@@ -189,6 +187,52 @@ def from_matrix(matrix: Any) -> Weights:
     return _from_sparse(sparse)
 
 
+def lazy(weights: Weights) -> Weights:
+    """Makes the matrix (I + W) / 2, or a sequence of these. Its eigenvalues are not negative if W is symmetric.
+
+    >>> from dcliques_jax import topologies
+    >>> lazy(topologies.fully_connected(4).weights()).to_dense()[0]
+    array([0.625, 0.125, 0.125, 0.125])
+    """
+    halved = [
+        _from_sparse(((matrix + scipy.sparse.eye_array(weights.num_nodes)) / 2).tocsr())
+        for matrix in weights.matrices()
+    ]
+    if isinstance(weights, Drawn):
+        return Drawn(Sequence.of(halved))
+    return Sequence.of(halved) if isinstance(weights, Sequence) else halved[0]
+
+
+def push(topology: Topology) -> Weights:
+    """Makes the matrix of a topology whose columns sum to 1, for `algorithms.push_sum`.
+
+        P_ij = 1 / (1 + outdegree(j))  if j sends to i or i = j
+
+    It is the topology's own matrix, or sequence of matrices, if their columns sum to 1.
+
+    >>> import networkx as nx
+    >>> from dcliques_jax import topologies
+    >>> push(topologies.from_networkx(nx.DiGraph([(0, 1), (1, 0), (1, 2), (2, 0)]))).to_dense().round(3)
+    array([[0.5  , 0.333, 0.5  ],
+           [0.5  , 0.333, 0.   ],
+           [0.   , 0.333, 0.5  ]])
+    """
+    if topology.drawn:
+        raise ValueError(f"{topology!r} draws its graph in every round: push-sum needs graphs that are known before")
+    if topology.matrices is not None:
+        shares = [Shares.from_sparse(_split(matrix)) for matrix in topology.matrices]
+        return shares[0] if len(shares) == 1 else Sequence.of(shares)
+    return Shares.from_sparse(_split(topology.heard().astype(np.float64)))
+
+
+def _split(matrix: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+    """Returns the matrix if its columns sum to 1, else equal shares for all receivers."""
+    if np.abs(np.asarray(matrix.sum(axis=0)) - 1).max() <= TOLERANCE:
+        return matrix
+    heard = scipy.sparse.csr_array(without_diagonal(matrix) + scipy.sparse.eye_array(matrix.shape[0])) != 0
+    return (heard @ scipy.sparse.diags_array(1 / np.asarray(heard.sum(axis=0)))).tocsr()
+
+
 def check_gossip(weights: Weights, topology: Topology, requires: str = "symmetric") -> None:
     """Raises a `ValueError` unless the matrix may be used for gossip over the topology.
 
@@ -196,9 +240,10 @@ def check_gossip(weights: Weights, topology: Topology, requires: str = "symmetri
       weights: the gossip matrix W. Its weights must be non-negative, and zero between nodes that are not neighbours.
       topology: who may talk to whom.
       requires: what else must hold. `"rows"`: rows sum to 1. `"columns"`: columns do too, which preserves the mean of
-        all models. `"symmetric"`: the matrix is also symmetric.
+        all models. `"symmetric"`: the matrix is also symmetric. `"mass"`: columns sum to 1, rows need not.
     """
-    _checks.choice("requires", requires, ("rows", "columns", "symmetric"))
+    _checks.choice("requires", requires, ("rows", "columns", "symmetric", "mass"))
+    weights = base_of(weights)
     if weights.num_nodes != topology.num_nodes:
         raise ValueError(f"weights are for {weights.num_nodes} nodes, the topology has {topology.num_nodes}")
     if isinstance(weights, GroupMean) and _is_complete(topology):
@@ -221,6 +266,7 @@ def meets(weights: Weights) -> str:
     >>> meets(neighbourhood_average(3, [[0, 1], [1, 2]]))
     'rows'
     """
+    weights = base_of(weights)
     if isinstance(weights, GroupMean | Identity):
         return "symmetric"
     matrices = weights.matrices()
@@ -230,22 +276,46 @@ def meets(weights: Weights) -> str:
     return "columns" if max(sums) <= TOLERANCE else "rows"
 
 
-def messages_sent(weights: Weights) -> np.ndarray:
-    """Counts the other nodes that read the values of each node in each round, `[turns, nodes]`.
+class Messages(NamedTuple):
+    """Numbers of messages, one row for each matrix of a sequence."""
+
+    sent: np.ndarray  # [turns, nodes] by each node
+    received: np.ndarray  # [turns, nodes] to each node
+    phases: np.ndarray  # [turns] number of gossips, one after the other
+
+
+def messages(weights: Weights) -> Messages:
+    """Counts the messages of each round: an entry outside the diagonal is a message.
 
     There is one row, and one for each matrix of a sequence. If nodes swap their places at random, node i sends what
     place i does before the swap.
 
-    >>> messages_sent(neighbourhood_average(3, [[0, 1], [1, 2]]))
+    >>> messages(neighbourhood_average(3, [[0, 1], [1, 2]])).sent
     array([[1, 2, 1]])
     """
+    if isinstance(weights, Paced):
+        parts = (weights.over_rounds(part) for part in messages(weights.base))
+        return Messages(*(_zero_if_none(part) for part in parts))
     if isinstance(weights, Identity):
-        return np.zeros((1, weights.num_nodes), np.int64)
+        nothing = np.zeros((1, weights.num_nodes), np.int64)
+        return Messages(nothing, nothing, np.zeros(1, np.int64))
     if isinstance(weights, GroupMean):
         group = np.asarray(weights.group)
-        return (np.bincount(group)[group] - 1)[None]
-    matrices = weights.matrices()
-    return np.stack([np.asarray((matrix != 0).sum(axis=0)) - (matrix.diagonal() != 0) for matrix in matrices])
+        others = (np.bincount(group)[group] - 1)[None]
+        return Messages(others, others, np.ones(1, np.int64))
+    outside = [without_diagonal(matrix) != 0 for matrix in weights.matrices()]
+    sent, received = (np.stack([np.asarray(matrix.sum(axis=axis)) for matrix in outside]) for axis in (0, 1))
+    return Messages(sent.astype(np.int64), received.astype(np.int64), np.ones(len(outside), np.int64))
+
+
+def messages_sent(weights: Weights) -> np.ndarray:
+    """Counts the other nodes that read the values of each node in each round, `[turns, nodes]`, see `messages`."""
+    return messages(weights).sent
+
+
+def _zero_if_none(rows: list[Any]) -> np.ndarray:
+    gossip = next(row for row in rows if row is not None)
+    return np.stack([np.zeros_like(gossip) if row is None else row for row in rows])
 
 
 def _check_matrix(matrix: scipy.sparse.csr_array, requires: str) -> None:
@@ -257,8 +327,9 @@ def _check_matrix(matrix: scipy.sparse.csr_array, requires: str) -> None:
         )
     if matrix.data.min(initial=0) < -TOLERANCE:
         raise ValueError(f"weights must not be negative, but the smallest is {matrix.data.min():.6g}")
-    check_rows(matrix)
-    if requires == "columns":
+    if requires != "mass":
+        check_rows(matrix)
+    if requires in ("columns", "mass"):
         check_rows(matrix.T.tocsr(), "column")
 
 

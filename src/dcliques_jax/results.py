@@ -41,6 +41,7 @@ class Measured:
     - `messages`, `[]`: messages sent per node since the start of this call of `simulate`, as a mean over nodes; NaN if
       the algorithm does not say. Messages that are lost or sent to offline nodes count. Offline nodes send none.
     - `messages_lost`, `[]`: those of them that did not arrive.
+    - `bytes`, `[]`: size of the messages sent per node, counted like `messages`.
     - `nodes_online`, `[]`: mean number of nodes that took part in the rounds since the last evaluation; at first NaN.
     - `nodes_right`, `[eval_examples]`: number of evaluated nodes that classify each example correctly.
     - `extra`: the metrics of `simulate(metrics=...)`, by name.
@@ -54,6 +55,7 @@ class Measured:
     mean_model_loss: np.ndarray = dataclasses.field(metadata={"axes": ()})
     messages: np.ndarray = dataclasses.field(metadata={"axes": ()})
     messages_lost: np.ndarray = dataclasses.field(metadata={"axes": ()})
+    bytes: np.ndarray = dataclasses.field(metadata={"axes": ()})
     nodes_online: np.ndarray = dataclasses.field(metadata={"axes": ()})
     nodes_right: np.ndarray = dataclasses.field(metadata={"axes": ("eval_examples",)})
     extra: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)

@@ -60,6 +60,8 @@ def make_network(run: Run, recipe: Recipe) -> Network:
             f"gradient_weights are for {network.gradients.num_nodes} nodes, but the topology has "
             f"{run.topology.num_nodes}"
         )
+    if algorithm.traits.check is not None:
+        algorithm.traits.check(network)
     outages.check(recipe.faults, run.topology, network, algorithm.traits)
     return network
 

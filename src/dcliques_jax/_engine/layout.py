@@ -18,6 +18,7 @@ from dcliques_jax._engine.program import Data, Examples
 from dcliques_jax._mesh import halos, placement, transfer
 from dcliques_jax._mesh.placement import Placement
 from dcliques_jax._mixing.forms import Weights
+from dcliques_jax._mixing.paced import over_bases
 from dcliques_jax._mixing.sequences import Sequence, as_unions, to_common_form
 from dcliques_jax.algorithms import Network
 from dcliques_jax.datasets import Dataset
@@ -76,15 +77,16 @@ def stack_runs(trees: list[Any], numpy: Any = jnp) -> Any:
 def store_network(layout: Layout, networks: list[Network]) -> Network:
     """Stores the networks of all runs on the devices, in the order of slots, with the runs on the first axis."""
 
-    def together(*weights: Weights) -> Weights:
+    def in_one_form(weights: Any) -> Any:
         common: Any = to_common_form(weights)
-        if layout.mesh is not None and isinstance(common[0], Sequence):
-            common = as_unions(common)
-        each = zip(common, layout.placements, strict=True)
+        return as_unions(common) if layout.mesh is not None and isinstance(common[0], Sequence) else common
+
+    def together(*weights: Weights) -> Weights:
+        each = zip(over_bases(in_one_form, weights), layout.placements, strict=True)
         moved = [matrix.reordered(placement.order) for matrix, placement in each]
         if layout.mesh is None:
             return stack_runs(moved)
-        return stack_runs(list(halos.distributed(moved, layout.placements)), np)
+        return stack_runs(list(over_bases(lambda part: halos.distributed(part, layout.placements), moved)), np)
 
     stacked = Network(*map(together, *networks))
     if layout.mesh is None:

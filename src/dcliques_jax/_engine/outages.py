@@ -10,6 +10,7 @@ import numpy as np
 
 from dcliques_jax import mixing
 from dcliques_jax._mixing.forms import MOST_UNROLLED
+from dcliques_jax._mixing.paced import base_of, over_bases
 from dcliques_jax._mixing.sequences import as_unions, to_common_form
 from dcliques_jax.algorithms import Network, Round, Traits
 from dcliques_jax.faults import Fault, Ids, first_key
@@ -63,7 +64,7 @@ def check(faults: tuple[Fault, ...], topology: Topology, network: Network, trait
         kind = "nodes" if fault.fails == "nodes" else "links"
         if kind not in traits.stands:
             raise ValueError(f"this algorithm is not right if {kind} fail, as in {fault.name}: omit the fault")
-        if fault.fails != "nodes" and _has_memory(fault) and isinstance(network.gossip, mixing.Drawn):
+        if fault.fails != "nodes" and _has_memory(fault) and isinstance(base_of(network.gossip), mixing.Drawn):
             raise ValueError(f"{fault.name} needs links that last, but {topology.name} draws them in every round")
         if traits.requires != "rows" and (fault.fails == "messages" or mixing.meets(network.gossip) != "symmetric"):
             why = "loses messages one way" if fault.fails == "messages" else "meets an asymmetric gossip matrix"
@@ -79,13 +80,14 @@ def with_links(networks: list[Network], faults: tuple[Fault, ...]) -> list[Netwo
     if not links:
         return networks
 
-    def converted(*weights: Any) -> Any:
+    def converted(weights: Any) -> Any:
         common: Any = to_common_form([_as_lists(each, links[0]) for each in weights])
         if isinstance(common[0], mixing.Sequence) and any(map(_has_memory, links)):
             return as_unions(common)
         return common
 
-    return [Network(*parts) for parts in zip(*map(converted, *networks), strict=True)]
+    both = [over_bases(converted, weights) for weights in zip(*networks, strict=True)]
+    return [Network(*parts) for parts in zip(*both, strict=True)]
 
 
 def _as_lists(weights: mixing.Weights, fault: Fault) -> mixing.Weights:
@@ -127,7 +129,9 @@ def _start_links(faults: Faults, senders: jax.Array, everyone: jax.Array, key: j
 
 
 def _static(weights: Any) -> mixing.Weights:
-    """Returns one matrix of weights. The lists of a sequence keep their places, see `with_links`."""
+    """Returns the matrix of one round. The lists of a sequence keep their places, see `with_links`."""
+    if isinstance(weights, mixing.Paced):
+        return weights.together([_static(weights.base)] * weights.times, True)
     weights = weights.pool if isinstance(weights, mixing.Drawn) else weights
     return weights.turns()[0] if isinstance(weights, mixing.Sequence) else weights
 

@@ -1,6 +1,7 @@
 """Simulations, which run and evaluate on request."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,14 +10,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from dcliques_jax import _checks
+from dcliques_jax import _checks, algorithms
 from dcliques_jax._engine import cache_key, interrupts, layout, program, state
 from dcliques_jax._engine.evaluation import Evaluation
 from dcliques_jax._engine.plan import Plan, Recipe, Run
 from dcliques_jax._engine.program import Carry, Program
-from dcliques_jax._engine.tally import Tally
+from dcliques_jax._engine.tally import RoundTraffic, Tally
 from dcliques_jax._mesh import transfer
-from dcliques_jax.algorithms import Network, models_and_gradients
+from dcliques_jax.algorithms import Network
 from dcliques_jax.results import MEASURED, Record, State
 
 _MOST_ROUNDS = 1024  # per call of the program
@@ -53,8 +54,8 @@ class Simulation:
         self._keys = np.stack([start.key for start in self._starts])
         self.tally = Tally.after(int(self._starts[0].round), len(runs), runs[0].data.num_nodes)
         self._network = layout.store_network(self.layout, networks)
-        self._messages = _messages_per_round(recipe.algorithm.traits.sends, networks)
-        self._entries = _messages_per_round(models_and_gradients, networks)
+        one_node = jax.tree.map(lambda leaf: leaf[0], self._starts[0].params)
+        self._sent = [_sent(recipe.algorithm.traits.sends, network, one_node) for network in networks]
         self._data = layout.host_data(self.layout, plan, list(self._keys))
         self._on_one_device = self._lower_on_one_device(networks)
         self._carry: Carry | None = None
@@ -134,9 +135,8 @@ class Simulation:
             measured = self._run(count)
             seconds = max(time.monotonic() - started, 1e-9)
             before, numbers = self.round, np.arange(self.round, self.round + count)
-            self.tally = self.tally.plus(
-                measured, _in_rounds(self._messages, numbers), _in_rounds(self._entries, numbers)
-            )
+            sent = np.stack([of_run[:, numbers % of_run.shape[1]] for of_run in self._sent], axis=1)
+            self.tally = self.tally.plus(measured, RoundTraffic(*sent))
             self._complain(_nonfinite_losses(self.layout.runs, before, measured[0]))
             self._pace = int(np.clip(_PACE * count / seconds, 1, _most_rounds(self.layout)))
             on_rounds(count)
@@ -247,16 +247,15 @@ class Simulation:
             self._warned = True
 
 
-def _messages_per_round(sends: Any, networks: list[Network]) -> np.ndarray:
-    """Returns the number of messages of all nodes in each turn of the network, `[runs, turns]`; NaN if unknown."""
+def _sent(sends: Any, network: Network, one_node: Any) -> np.ndarray:
+    """Returns messages, bytes and entries of matrices of all nodes in each turn of the network, `[3, turns]`."""
+    entries = algorithms.sends()(network, one_node).messages.sum(axis=1)
     if sends is None:
-        return np.full((len(networks), 1), np.nan)
-    return np.stack([sends(network, 0).messages.sum(axis=1) for network in networks])
-
-
-def _in_rounds(of_turns: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Returns the values of some rounds, `[runs, rounds]`."""
-    return of_turns[:, numbers % of_turns.shape[1]]
+        return np.stack([np.full(entries.shape, np.nan)] * 2 + [entries])
+    told = sends(network, one_node)
+    parts = [told.messages.sum(axis=1), told.bytes.sum(axis=1), entries]
+    turns = math.lcm(*map(len, parts))
+    return np.stack([np.tile(part, turns // len(part)) for part in parts]).astype(np.float64)
 
 
 def _most_rounds(layout: layout.Layout) -> int:

@@ -5,6 +5,14 @@ from typing import NamedTuple
 import numpy as np
 
 
+class RoundTraffic(NamedTuple):
+    """What all nodes send in some rounds, `[runs, rounds]`; NaN if unknown."""
+
+    messages: np.ndarray
+    bytes: np.ndarray
+    entries: np.ndarray  # number of messages if every entry of the matrices is one
+
+
 class Tally(NamedTuple):
     """Sums over rounds: losses since the last evaluation, and messages since the start."""
 
@@ -15,26 +23,27 @@ class Tally(NamedTuple):
     rounds: int  # number of these rounds
     sent: np.ndarray  # [runs] number of messages so far; NaN if unknown
     lost: np.ndarray  # [runs] number of those that did not arrive
+    bytes: np.ndarray  # [runs] size of all messages; NaN if unknown
 
     @classmethod
     def after(cls, number: int, num_runs: int, num_nodes: int) -> "Tally":
         """Returns empty sums that start after round `number`."""
-        zeros = np.zeros((num_runs, num_nodes))
-        return cls(number, zeros, zeros.astype(np.int64), np.zeros(num_runs), 0, np.zeros(num_runs), np.zeros(num_runs))
+        zeros, none = np.zeros((num_runs, num_nodes)), np.zeros(num_runs)
+        return cls(number, zeros, zeros.astype(np.int64), none, 0, none, none, none)
 
     def evaluated(self) -> "Tally":
         """Returns the tally after an evaluation. Messages go on."""
-        return self.after(self.round, *self.sums.shape)._replace(sent=self.sent, lost=self.lost)
+        return self.after(self.round, *self.sums.shape)._replace(sent=self.sent, lost=self.lost, bytes=self.bytes)
 
-    def plus(self, measured: tuple[np.ndarray, ...], sent: np.ndarray, entries: np.ndarray) -> "Tally":
+    def plus(self, measured: tuple[np.ndarray, ...], traffic: "RoundTraffic") -> "Tally":
         """Adds further rounds.
 
         Args:
           measured: mean losses of batches and batch sizes, `[runs, rounds, nodes]`. Under faults also the number of
             messages to each node, how many of them were lost, and whether the node took part.
-          sent: number of messages without faults, `[runs, rounds]`; NaN if unknown.
-          entries: number of messages if every entry of the matrices is one, `[runs, rounds]`.
+          traffic: what is sent in these rounds without faults.
         """
+        sent, size, entries = traffic
         losses, counts, *faulty = measured
         sums = self.sums.copy()
         for row in np.moveaxis(losses * counts, 1, 0):  # one by one, for the same bits however rounds are grouped
@@ -43,8 +52,10 @@ class Tally(NamedTuple):
         if faulty:
             to_nodes, lost, online = (values.sum(axis=2) for values in faulty)
             # Faults are counted per entry of a matrix. The algorithm says how many messages an entry is.
-            each = np.divide(sent, entries, out=np.zeros(sent.shape), where=entries > 0)
-            sent, lost = each * to_nodes, each * lost
+            each, size_of_each = (
+                np.divide(amount, entries, out=np.zeros(sent.shape), where=entries > 0) for amount in (sent, size)
+            )
+            sent, size, lost = each * to_nodes, size_of_each * to_nodes, each * lost
         return Tally(
             self.round + losses.shape[1],
             sums,
@@ -53,6 +64,7 @@ class Tally(NamedTuple):
             self.rounds + losses.shape[1],
             self.sent + sent.sum(axis=1),
             self.lost + lost.sum(axis=1),
+            self.bytes + size.sum(axis=1),
         )
 
     def means(self) -> dict[str, np.ndarray]:
@@ -65,5 +77,6 @@ class Tally(NamedTuple):
             "train_loss": np.divide(self.sums, self.counts, out=blank, where=self.counts > 0),
             "messages": self.sent / nodes,
             "messages_lost": self.lost / nodes,
+            "bytes": self.bytes / nodes,
             "nodes_online": self.online / self.rounds if self.rounds else np.full(len(self.online), np.nan),
         }

@@ -113,8 +113,12 @@ class PartialGlobalMean(GlobalMean):
 
 def moved_rows(weights: mixing.Weights, num_devices: int) -> int:
     """Returns the number of rows that all devices together send in one multiplication."""
+    if isinstance(weights, mixing.Paced):
+        return moved_rows(weights.base, num_devices)
     if isinstance(weights, mixing.Sequence):
         return moved_rows(weights.form, num_devices)
+    if isinstance(weights, mixing.Shares):
+        return moved_rows(weights.lists, num_devices)
     if isinstance(weights, ShardedNeighbours):
         return sum(np.size(rows) for rows in weights.sent)
     return num_devices if isinstance(weights, GlobalMean) and num_devices > 1 else 0
@@ -128,6 +132,9 @@ def distributed(weights: Sequence[Any], placements: Sequence[Placement]) -> Sequ
     form = type(weights[0])
     if isinstance(weights[0], mixing.Sequence):
         return [mixing.Sequence(rows) for rows in _halos([each.form for each in weights], placements[0].num_devices)]
+    if isinstance(weights[0], mixing.Shares):
+        lists = _halos([each.lists for each in weights], placements[0].num_devices)
+        return [mixing.Shares(part, each.own) for part, each in zip(lists, weights, strict=True)]
     if isinstance(weights[0], mixing.Drawn):
         raise ValueError("graphs that are drawn in every round need all nodes on one device: omit mesh")
     if form not in _SHARED:  # the forms below would drop its own `at` and `apply`

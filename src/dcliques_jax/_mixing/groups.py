@@ -10,19 +10,8 @@ import numpy.typing as npt
 import scipy.sparse
 
 from dcliques_jax._engine.xla import unfused
-from dcliques_jax._mixing.forms import (
-    MOST_UNROLLED,
-    TOLERANCE,
-    Weights,
-    check_kind,
-    check_range,
-    flat,
-    owned,
-    register,
-    rows_of,
-    slots_of,
-    with_unit_rows,
-)
+from dcliques_jax._mixing.entries import TOLERANCE, check_kind, check_range, slots_of, with_unit_rows
+from dcliques_jax._mixing.forms import MOST_UNROLLED, Weights, flat, owned, register, rows_of
 
 
 @register

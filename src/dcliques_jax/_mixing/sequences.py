@@ -13,6 +13,7 @@ import numpy as np
 import scipy.sparse
 
 from dcliques_jax import _arrays
+from dcliques_jax._mixing.entries import without_diagonal
 from dcliques_jax._mixing.forms import (
     MOST_UNROLLED,
     Dense,
@@ -21,10 +22,9 @@ from dcliques_jax._mixing.forms import (
     have_one_form,
     register,
     rows_of,
-    static_to_common_form,
     to_lists_or_dense,
-    without_diagonal,
 )
+from dcliques_jax._mixing.push import Shares, to_one_width
 from dcliques_jax._random import random_bits
 
 _PLACES = 2**32 - 3  # folded into the key of a round for the places of nodes
@@ -61,8 +61,8 @@ class Sequence(Moving):
         if not matrices or any(matrix.num_nodes != matrices[0].num_nodes for matrix in matrices):
             told = [matrix.num_nodes for matrix in matrices]
             raise ValueError(f"a sequence needs at least one matrix, and matrices for the same nodes, not for {told}")
-        plain = all(isinstance(matrix, Neighbours | Dense) for matrix in matrices)
-        common = static_to_common_form(matrices) if plain else to_lists_or_dense(matrices)
+        plain = all(isinstance(matrix, Neighbours | Dense | Shares) for matrix in matrices)
+        common = _static_to_common_form(matrices) if plain else to_lists_or_dense(matrices)
         return cls(jax.tree.map(lambda *leaves: _arrays.frozen(np.stack(leaves, axis=1)), *common))
 
     @classmethod
@@ -163,6 +163,8 @@ class Drawn(Moving):
 
 def as_unions(sequences: Matrices[Sequence]) -> list[Sequence]:
     """Converts the sequences of several runs to lists of the neighbours of all matrices, which keep their places."""
+    if isinstance(sequences[0].form, Shares):
+        raise ValueError("push-sum over matrices that change from round to round needs one device: omit mesh")
     unions = [Sequence.of_union(sequence.matrices()) for sequence in sequences]
     width = max(union.form.neighbours.shape[1] for union in unions)
     if width > MOST_UNROLLED:
@@ -173,13 +175,20 @@ def as_unions(sequences: Matrices[Sequence]) -> list[Sequence]:
     return [Sequence.of_union(union.matrices(), width) for union in unions]
 
 
+def _static_to_common_form(weights: Matrices[Weights]) -> Matrices[Weights]:
+    """Converts static matrices to one form and shape."""
+    if have_one_form(weights):
+        return weights
+    return to_one_width(weights) if isinstance(weights[0], Shares) else to_lists_or_dense(weights)
+
+
 def to_common_form(weights: Matrices[Weights]) -> Matrices[Weights]:
     """Converts the weights of several runs to one form and shape, so that they can be stacked."""
     if have_one_form(weights):
         return weights
     pools = [each.pool if isinstance(each, Drawn) else each for each in weights]
     if not any(type(each).at is not Weights.at for each in pools):
-        return static_to_common_form(weights)
+        return _static_to_common_form(weights)
     sequences = [each for each in pools if isinstance(each, Sequence)]
     if len({type(each) for each in weights}) > 1 or len({each.period for each in sequences}) != 1:
         told = ", ".join(sorted({type(each).__name__ for each in weights}))
@@ -187,7 +196,7 @@ def to_common_form(weights: Matrices[Weights]) -> Matrices[Weights]:
             f"{told} weights, which change from round to round, have other shapes for other seeds: use as many "
             "matrices for every seed, or pad their arrays to the same shapes"
         )
-    matrices = static_to_common_form([matrix for each in sequences for matrix in each.turns()])
+    matrices = _static_to_common_form([matrix for each in sequences for matrix in each.turns()])
     period = sequences[0].period
     common = [Sequence.of(matrices[start : start + period]) for start in range(0, len(matrices), period)]
     return [Drawn(each) for each in common] if isinstance(weights[0], Drawn) else common

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse
 
-from dcliques_jax._mixing.forms import TOLERANCE, Weights, largest_entry
+from dcliques_jax._mixing.entries import TOLERANCE, largest_entry
+from dcliques_jax._mixing.forms import Weights
 from dcliques_jax._mixing.groups import GroupMean
 from dcliques_jax._mixing.sequences import Drawn
 

@@ -9,7 +9,7 @@ import scipy.sparse
 
 from dcliques_jax import mixing
 from dcliques_jax._mixing import spectrum
-from dcliques_jax._mixing.forms import without_diagonal
+from dcliques_jax._mixing.entries import without_diagonal
 from dcliques_jax.faults import Fault, as_faults
 
 

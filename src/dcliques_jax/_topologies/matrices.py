@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from dcliques_jax._mixing.forms import with_unit_rows
+from dcliques_jax._mixing.entries import with_unit_rows
 from dcliques_jax._topologies.topology import Topology
 
 

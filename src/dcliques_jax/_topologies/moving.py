@@ -9,7 +9,7 @@ import scipy.sparse
 
 from dcliques_jax import _arrays, _edges
 from dcliques_jax import cliques as cliques_lib
-from dcliques_jax._mixing.forms import TOLERANCE, check_rows, check_square, with_unit_rows
+from dcliques_jax._mixing.entries import TOLERANCE, check_rows, check_square, with_unit_rows
 from dcliques_jax._topologies.matrices import gossip_matrices
 from dcliques_jax._topologies.topology import Topology, arcs_of
 

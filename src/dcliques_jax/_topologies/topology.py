@@ -10,7 +10,7 @@ import scipy.sparse
 
 from dcliques_jax import _arrays, _checks, _edges, _html
 from dcliques_jax import cliques as cliques_lib
-from dcliques_jax._mixing.forms import check_rows, check_square
+from dcliques_jax._mixing.entries import check_rows, check_square
 
 if TYPE_CHECKING:
     from dcliques_jax.faults import Fault
