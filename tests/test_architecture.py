@@ -34,7 +34,7 @@ LAYERS = """
     layers models algorithms metrics results _plotting.style _plotting.positions _plotting.graphs plotting
     _mesh.guards
     _engine.sampling _engine.interrupts _engine.tally _engine.cache_key
-    _engine.outages _engine.plan _engine.program _engine.layout _engine.memory _engine.fit _engine.state
+    _engine.outages _engine.plan _engine.program _engine.layout _engine.memory _engine.fit _engine.sweeps _engine.state
     _engine.evaluation _engine.simulation _engine.setup
     _store.provenance _store.checkpoints
     _engine.loop

@@ -124,7 +124,7 @@ def test_results_of_several_seeds_are_saved_and_loaded(tmp_path):
     assert row["accuracy"] == result.history.accuracy[1, 1, 2]
     assert row["train_loss"] == result.history.train_loss[1, 1, int(row["node"])]
     assert row["consensus_distance"] == result.history.consensus_distance[1, 1]
-    assert repr(result.history) == "History(seeds=2, evaluations=3, rounds=8, nodes=3, examples=200)"
+    assert repr(result.history) == "History(runs=2, evaluations=3, rounds=8, nodes=3, examples=200)"
     assert repr(result).startswith("Result('ring', num_nodes=10, seeds=2, rounds=8, accuracy=0.")
 
 

@@ -12,12 +12,12 @@ import numpy as np
 
 from dcliques_jax import _checks, metrics
 from dcliques_jax._engine import fit, interrupts, layout, loop
-from dcliques_jax._engine.plan import Schedule, make_schedule
+from dcliques_jax._engine.plan import Run, Schedule, make_schedule
 from dcliques_jax._engine.setup import Setup, make_setup
 from dcliques_jax._engine.simulation import Simulation
 from dcliques_jax._store.checkpoints import Checkpoints
 from dcliques_jax._store.provenance import identity, provenance, surroundings
-from dcliques_jax.algorithms import Algorithm
+from dcliques_jax.algorithms import Algorithm, Traffic
 from dcliques_jax.datasets import Dataset
 from dcliques_jax.faults import Fault
 from dcliques_jax.partitions import PartitionedDataset
@@ -30,7 +30,7 @@ def simulate(
     dataset: PartitionedDataset | Dataset | Sequence[PartitionedDataset],
     *,
     model: Any = None,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm | Callable[..., Algorithm] | None = None,
     loss_fn: Callable[[jax.Array, jax.Array], jax.Array] = metrics.cross_entropy,
     epochs: int | None = None,
     rounds: int | None = None,
@@ -46,6 +46,7 @@ def simulate(
     on_evaluation: Callable[[Record], Any] | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     extend: int = 0,
+    sweep: Mapping[str, Sequence[float]] | None = None,
     seed: int = 0,
     seeds: Sequence[int] | None = None,
     mesh: jax.sharding.Mesh | None = None,
@@ -92,6 +93,11 @@ def simulate(
       checkpoint_dir: folder for checkpoints. A run saves at evaluations, and spends at most a twentieth of its time on
         it. The same call resumes from the last checkpoint and ends with the same bits as an uninterrupted run.
       extend: number of additional epochs (rounds, if `rounds` is given), to train longer from a finished checkpoint.
+      sweep: values to try for arguments of the algorithm, by name. `algorithm` is then a function of these arguments,
+        for example `lambda learning_rate: dsgd(optax.sgd(learning_rate))`, with `sweep={"learning_rate": [0.03, 0.1]}`.
+        All combinations are simulated together, in one program that is compiled once whatever the values. Measurements
+        have the axes `[sweep..., seeds, t, nodes]`; `Result.best` chooses a combination. A combination that diverges
+        warns. Each equals a run of its own up to rounding.
       seed: seed of the initial models, the order of examples and the evaluated subsets.
       seeds: list of seeds, one run per seed. Runs are simulated together if they fit into memory. All measurements then
         have the seeds on their first axis. `topology` and `dataset` may be lists with one entry per seed and the same
@@ -133,7 +139,7 @@ def prepare(
     dataset: PartitionedDataset | Dataset | Sequence[PartitionedDataset],
     *,
     model: Any = None,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm | Callable[..., Algorithm] | None = None,
     loss_fn: Callable[[jax.Array, jax.Array], jax.Array] = metrics.cross_entropy,
     batch_size: int | None = None,
     init: Any = "shared",
@@ -143,6 +149,7 @@ def prepare(
     faults: Fault | Sequence[Fault] | None = None,
     metrics: Mapping[str, Any] | None = None,
     on_nonfinite: Literal["raise", "warn"] = "raise",
+    sweep: Mapping[str, Sequence[float]] | None = None,
     seed: int = 0,
     seeds: Sequence[int] | None = None,
     mesh: jax.sharding.Mesh | None = None,
@@ -192,22 +199,34 @@ def _identity(setup: Setup, schedule: Schedule, simulation: Simulation, part: sl
     return identity(about, runs, plan, setup.networks[part], simulation.starts)
 
 
+def _traffic(setup: Setup, runs: list[Run]) -> list[Traffic]:
+    """Returns the traffic of each run without faults; nothing if the algorithm does not say."""
+    told = [setup.recipe.algorithm_of(run).traits.sends for run in runs]
+    each = zip(told, setup.networks, strict=False)
+    return [] if None in told else [sends(network, setup.one_node) for sends, network in each if sends is not None]
+
+
 def _result(setup: Setup, schedule: Schedule, outcomes: list[loop.Outcome]) -> Result:
     """Combines all runs into a result, without the axis of runs unless the user passed `seeds`."""
     runs = setup.runs[: sum(len(outcome.state.round) for outcome in outcomes)]  # the runs that have started
+    axes = setup.axes if len(runs) == len(setup.runs) else (len(runs),)
 
     def of_user(tree: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf[0], tree) if setup.one_run else tree
+        return jax.tree.map(lambda leaf: leaf.reshape((*axes, *leaf.shape[1:])), tree)
 
     history = loop.make_history(outcomes, runs, setup.plan, of_user)
     states = [jax.tree.map(lambda leaf, r=r: leaf[r], o.state) for o in outcomes for r in range(len(o.state.round))]
     state: State = of_user(outcomes[0].state if len(outcomes) == 1 else layout.stack_runs(states, np))
     about = provenance(runs, setup.plan, schedule, setup.recipe, outcomes[0].program) | surroundings()
     about |= {"rounds_run": int(np.max(state.round)), "memory_bytes": outcomes[0].memory}
-    if (sends := setup.recipe.algorithm.traits.sends) is not None:  # mean over nodes and runs
-        traffic = [sends(network, setup.one_node) for network in setup.networks[: len(runs)]]
+    traffic = _traffic(setup, runs)
+    if traffic:  # mean over nodes and runs
         about["messages_per_round"] = float(np.mean([sent.messages for sent in traffic]))
         about["bytes_per_round"] = float(np.mean([sent.bytes for sent in traffic]))
-    graphs = [run.topology for run in runs]
+    if runs[0].values:
+        first = [run for run in runs if run.values == runs[0].values]
+        about["seeds"] = [run.seed for run in first]
+        about["sweep"] = {name: list(dict.fromkeys(run.values[name] for run in runs)) for name in runs[0].values}
+    graphs = [run.topology for run in runs[: len(about["seeds"])]]
     same = all(graph is graphs[0] for graph in graphs)
     return Result(graphs[0] if same else graphs, history, state.params, state, about)

@@ -1,6 +1,7 @@
 """Results of runs."""
 
 import dataclasses
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -110,7 +111,7 @@ class History(Measured):
 
     def __repr__(self) -> str:
         *seeds, evaluations, nodes = self.accuracy.shape
-        several = "".join(f"seeds={count}, " for count in seeds)
+        several = "".join(f"runs={count}, " for count in [" x ".join(map(str, seeds))] if seeds)
         return (
             f"History({several}evaluations={evaluations}, rounds={self.round[-1]}, nodes={nodes}, "
             f"examples={self.eval_examples.shape[-1]})"
@@ -129,7 +130,10 @@ class Result:
     interrupted: bool = False  # whether Ctrl-C stopped the run early
 
     def __repr__(self) -> str:
-        history, several = self.history, "".join(f", seeds={count}" for count in self.history.accuracy.shape[:-2])
+        history = self.history
+        several = "".join(
+            f", {name}={count}" for name, count in zip(self._axes(), history.accuracy.shape, strict=False)
+        )
         accuracy = history.accuracy[..., -1, :]
         return (
             f"Result({self.provenance['topology']!r}, num_nodes={self.provenance['num_nodes']}{several}, "
@@ -150,7 +154,7 @@ class Result:
             "accuracy of the mean model": f"{history.mean_model_accuracy[..., -1].mean():.1%}",
             "consensus distance": f"{history.consensus_distance[..., -1].mean():.3g}",
         }
-        seeds = {"seeds": f"{len(accuracy)}"} if accuracy.ndim == 2 else {}
+        seeds = {name: f"{count}" for name, count in zip(self._axes(), accuracy.shape[:-1], strict=True)}
         trained = {"nodes": f"{told['num_nodes']:,}", "rounds": f"{history.round[-1]:,} ({history.epoch[-1]:g} epochs)"}
         setting = {"data set": told.get("dataset"), "model": told.get("model")}
         known = {name: str(value) for name, value in setting.items() if value is not None}
@@ -165,14 +169,90 @@ class Result:
         """
         from dcliques_jax import plotting
 
-        return plotting.plot_accuracy({label or self.provenance["topology"]: self}, ax=ax)
+        name = label or self.provenance["topology"]
+        curves = {f"{name}, {_shown(values)}": self.at(**values) for values in self._combinations()} or {name: self}
+        return plotting.plot_accuracy(curves, ax=ax)
+
+    def at(self, **values: float) -> "Result":
+        """Returns the result of one combination of a sweep.
+
+        Args:
+          **values: the value of every argument in the sweep.
+
+        >>> import optax
+        >>> import dcliques_jax as dc
+        >>> data = dc.partitions.shards(dc.datasets.synthetic(), 10)
+        >>> rates = {"learning_rate": [0.03, 0.1]}
+        >>> factory = lambda learning_rate: dc.algorithms.dsgd(optax.sgd(learning_rate))
+        >>> result = dc.simulate(
+        ...     dc.topologies.ring(10), data, algorithm=factory, sweep=rates, epochs=2, seeds=[0, 1, 2], progress=False
+        ... )
+        >>> result.history.accuracy.shape, result.at(learning_rate=0.1).history.accuracy.shape
+        ((2, 3, 3, 10), (3, 3, 10))
+        >>> result.best().provenance["sweep"]
+        {'learning_rate': 0.1}
+        """
+        if values not in self._combinations():
+            raise ValueError(f"{values} is not a combination of the sweep {self.provenance.get('sweep')}")
+        index = np.unravel_index(self._combinations().index(values), self._sweep_shape())
+        unmoved = ("round", "epoch", "extra")
+        fields = {name: value if name in unmoved else value[index] for name, value in vars(self.history).items()}
+        fields["extra"] = {name: value[index] for name, value in self.history.extra.items()}
+        params, state = jax.tree.map(lambda leaf: leaf[index], (self.params, self.state))
+        about = self.provenance | {"sweep": values}
+        return dataclasses.replace(self, history=History(**fields), params=params, state=state, provenance=about)
+
+    def best(self, metric: str = "accuracy", *, largest: bool | None = None) -> "Result":
+        """Returns the result of the best combination of a sweep by the last evaluation, the mean over nodes and seeds.
+
+        Combinations in which a loss is infinite or NaN are never best.
+
+        Args:
+          metric: name of a measurement in `history` or `history.extra`.
+          largest: whether larger is better. Default: unless the name ends in "loss" or "distance".
+        """
+        history = self.history
+        if not self._combinations():
+            raise ValueError("best chooses a combination of a sweep: pass simulate(sweep=...)")
+        if metric not in MEASURED and metric not in history.extra:
+            raise ValueError(f"metric={metric!r} is unknown: choose one of {', '.join([*MEASURED, *history.extra])}")
+        measured = history.extra[metric] if metric in history.extra else getattr(history, metric)
+        lead = len(self._axes())
+        scores = np.take(measured, -1, axis=lead).reshape(*self._sweep_shape(), -1).mean(axis=-1, dtype=np.float64)
+        if largest is None:
+            largest = not metric.endswith(("loss", "distance"))
+        finite = np.isfinite(history.loss).reshape(*self._sweep_shape(), -1).all(axis=-1) & np.isfinite(scores)
+        if not finite.any():
+            raise ValueError(f"all combinations of {self.provenance['sweep']} diverged: try smaller values")
+        ranked = np.where(finite, scores if largest else -scores, -np.inf)
+        return self.at(**self._combinations()[int(ranked.argmax())])
+
+    def _combinations(self) -> list[dict[str, float]]:
+        """Returns all combinations of a sweep; none if there is no sweep, or one was chosen."""
+        sweep = self.provenance.get("sweep") or {}
+        if not all(isinstance(values, list) for values in sweep.values()):
+            return []
+        return [dict(zip(sweep, each, strict=True)) for each in itertools.product(*sweep.values())] if sweep else []
+
+    def _sweep_shape(self) -> tuple[int, ...]:
+        return tuple(map(len, self.provenance["sweep"].values())) if self._combinations() else ()
+
+    def _axes(self) -> list[str]:
+        """Returns the names of the axes before t."""
+        names = list(self.provenance["sweep"]) if self._combinations() else []
+        return names + ["seeds"] * (self.history.accuracy.ndim - 2 - len(names))
 
     def to_pandas(self) -> Any:
-        """Returns a pandas DataFrame with one row per seed, evaluation and evaluated node."""
+        """Returns a pandas DataFrame with one row per seed, evaluation and evaluated node.
+
+        After a sweep there are such rows for every combination, with a column for each argument.
+        """
         try:
             import pandas as pd
         except ImportError as error:
             raise ImportError("Result.to_pandas needs the package pandas: pip install pandas") from error
+        if combinations := self._combinations():
+            return pd.concat([self.at(**each).to_pandas().assign(**each) for each in combinations], ignore_index=True)
         history = self.history
         several = history.accuracy.ndim == 3
         accuracy = history.accuracy if several else history.accuracy[None]

@@ -50,7 +50,7 @@ def check_algorithm(algorithm: Any) -> None:
 
 def make_network(run: Run, recipe: Recipe) -> Network:
     """Builds the network of a run and checks that it meets the requirements of the algorithm, also under faults."""
-    algorithm = recipe.algorithm
+    algorithm = recipe.algorithm_of(run)
     network = algorithm.network(run.topology)
     if not isinstance(network, Network) or not all(isinstance(weights, mixing.Weights) for weights in network):
         raise ValueError(f"algorithm.network returns {network!r}: it must return algorithms.Network(gossip, gradients)")
@@ -93,9 +93,10 @@ def check_fit(run: Run, plan: Plan, recipe: Recipe, network: Network) -> Any:
     with contextlib.suppress(jax.errors.JAXTypeError):  # an algorithm that depends on values is checked later
         num_nodes = run.data.num_nodes
         stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_nodes, *leaf.shape), leaf.dtype), params)
-        state = jax.eval_shape(lambda params: as_arrays(recipe.algorithm.init(params, network)), stacked)
+        algorithm = recipe.algorithm_of(run)
+        state = jax.eval_shape(lambda params: as_arrays(algorithm.init(params, network)), stacked)
         check_state(state, num_nodes)
-        _check_step(recipe.algorithm, stacked, state, network)
+        _check_step(algorithm, stacked, state, network)
         return params, state
     return params, None
 

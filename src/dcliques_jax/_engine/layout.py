@@ -112,6 +112,7 @@ def _data_of_run(plan: Plan, run: Run, placement: Placement, key: Any) -> Data:
         bounds=np.where(used[:, None], bounds, 0).astype(np.int32),
         key=np.asarray(key),
         width=np.int32(width) if plan.ragged else None,
+        values={name: np.asarray(value, jnp.result_type(float)) for name, value in run.values.items()},
     )
 
 

@@ -102,7 +102,7 @@ def _progress_bar(simulation: Simulation, schedule: Schedule, wanted: bool) -> A
         from tqdm.auto import tqdm
 
     runs = simulation.layout.runs
-    name = runs[0].topology.name + ("" if len(runs) == 1 else f", {len(runs)} seeds")
+    name = runs[0].topology.name + ("" if len(runs) == 1 else f", {len(runs)} runs")
     terminal = getattr(sys.stderr, "isatty", lambda: False)()  # stderr may be None
     seen = (terminal or "ipykernel" in sys.modules) and "PYTEST_CURRENT_TEST" not in os.environ
     seen = seen and jax.process_index() == 0

@@ -25,6 +25,7 @@ class Run(NamedTuple):
     topology: Topology
     data: PartitionedDataset
     seed: int
+    values: Mapping[str, float] = {}  # the arguments of the algorithm in a sweep
 
 
 class Recipe(NamedTuple):
@@ -32,11 +33,15 @@ class Recipe(NamedTuple):
 
     model: models.Model
     model_name: str
-    algorithm: Algorithm
+    factory: Callable[..., Algorithm]  # of the values of a sweep
     loss_fn: Callable[[jax.Array, jax.Array], jax.Array]
     init: Any
     metrics: Mapping[str, Metric]
     faults: tuple[Fault, ...]
+
+    def algorithm_of(self, run: Run) -> Algorithm:
+        """Returns the algorithm of a run."""
+        return self.factory(**run.values)
 
     def faults_of(self, run: Run) -> Faults | None:
         """Returns the faults of a run; None if nothing fails."""

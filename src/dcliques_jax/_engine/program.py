@@ -30,7 +30,7 @@ class Program(NamedTuple):
 
     apply: Any  # (params, inputs) -> logits, for one node
     loss_fn: Any  # (logits, labels) -> losses, for one batch
-    step: Any  # `Algorithm.step`, for all nodes
+    factory: Any  # values of a sweep -> `Algorithm`
     batch_size: int
     rounds_per_epoch: int
     faults: outages.Faults | None = None  # None: nothing fails
@@ -53,11 +53,13 @@ class Data(NamedTuple):
     bounds: Any  # [runs, slots, rounds per epoch + 1] bounds of its batches
     key: Any  # [runs, 2] the data of a threefry key
     width: Any  # [runs] length of the longest list of examples of a run; None if equal for all runs
+    values: Any  # the arguments of the algorithm in a sweep by name, [runs]
 
 
 def data_specs(data: Data) -> Any:
     """Returns the sharding of the data on a mesh."""
-    return Data(IN_PARTS, IN_PARTS, IN_PARTS, IN_PARTS, REPLICATED, None if data.width is None else REPLICATED)
+    width = None if data.width is None else REPLICATED
+    return Data(IN_PARTS, IN_PARTS, IN_PARTS, IN_PARTS, REPLICATED, width, dict.fromkeys(data.values, REPLICATED))
 
 
 class Carry(NamedTuple):
@@ -156,6 +158,7 @@ def _one_round(program: Program, network: Network, data: Data, examples: Example
         return jax.value_and_grad(loss)(params, *_taken(examples, chosen), taken)
 
     key = jax.random.wrap_key_data(data.key, impl="threefry2x32")
+    step = program.factory(**data.values).step
 
     def one_round(index: jax.Array, before: Any) -> Any:
         carry, measured = before
@@ -171,7 +174,7 @@ def _one_round(program: Program, network: Network, data: Data, examples: Example
             lambda params: over_nodes(loss_and_gradient)(params, *batch)[1],
         )
         taken = outages.take(program.faults, carry.faults, network, round, key)
-        stepped = program.step(carry.params, gradients, carry.algorithm, taken.network, round)
+        stepped = step(carry.params, gradients, carry.algorithm, taken.network, round)
         params, algorithm = taken.frozen(stepped, (carry.params, carry.algorithm))
         sizes = taken.frozen(batch[1].sum(axis=1, dtype=jnp.int32), 0)
         measured = tuple(

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from dcliques_jax import _checks, algorithms, models
 from dcliques_jax import faults as faults_lib
-from dcliques_jax._engine import cache_key, fit, memory, outages
+from dcliques_jax._engine import cache_key, fit, memory, outages, sweeps
 from dcliques_jax._engine.plan import Plan, Recipe, Run, make_plan, make_runs
 from dcliques_jax._engine.simulation import Simulation
 from dcliques_jax._mesh import guards, transfer
@@ -28,7 +28,7 @@ class Setup(NamedTuple):
     one_node: Any  # shapes of the parameters of one node
     needed: memory.Forecast  # memory of one run
     mesh: Mesh | None
-    one_run: bool  # whether the user passed no `seeds`, so that results have no axis of runs
+    axes: tuple[int, ...]  # of all runs, as the user sees them: of a sweep, and of seeds if there is a list of them
     on_nonfinite: str
 
     def runs_at_once(self) -> int:
@@ -39,6 +39,7 @@ class Setup(NamedTuple):
     def simulation(self, start: int = 0, stop: int | None = None) -> Simulation:
         """Returns the simulation of some of the runs together, by default of all."""
         part, recipe = slice(start, stop), self.recipe
+        some = len(self.runs[part])
         if isinstance(recipe.init, State) and jax.numpy.ndim(recipe.init.round):
             recipe = recipe._replace(init=jax.tree.map(lambda leaf: leaf[part], recipe.init))
         return Simulation(
@@ -47,7 +48,7 @@ class Setup(NamedTuple):
             recipe,
             self.networks[part],
             mesh=self.mesh,
-            one_run=self.one_run,
+            axes=self.axes if some == len(self.runs) else (some,),
             on_nonfinite=self.on_nonfinite,
         )
 
@@ -68,6 +69,7 @@ def make_setup(
     metrics: Mapping[str, Any] | None,
     on_nonfinite: str,
     seed: int,
+    sweep: Mapping[str, Sequence[float]] | None,
     seeds: Sequence[int] | None,
     mesh: Mesh | None,
 ) -> Setup:
@@ -76,18 +78,17 @@ def make_setup(
     mesh = None if mesh is None else guards.check_mesh(mesh)
     if not callable(loss_fn):
         raise ValueError(f"loss_fn={loss_fn!r} is not a function: omit it for cross-entropy")
-    runs = make_runs(topology, dataset, seed, seeds)
+    runs, axes = sweeps.make_runs(make_runs(topology, dataset, seed, seeds), sweep, seeds is not None)
     measured: dict[str, Any] = {"eval_nodes": eval_nodes, "eval_examples": eval_examples, "evaluate_on": evaluate_on}
     plan = make_plan(runs, batch_size=batch_size, **measured)
     if model is None:
         model = models.logistic_regression(runs[0].data.dataset.num_classes)
-    algorithm = algorithms.dsgd() if algorithm is None else algorithm
-    fit.check_algorithm(algorithm)
+    factory = sweeps.factory(algorithm or algorithms.dsgd(), runs)
     _check_seeds(init, len(runs))
     # JAX keeps traces and their constants while a function lives: wrap functions so that they live for one call.
     pair = models.Model(*map(functools.partial, models.as_model(model)))
     happening = faults_lib.as_faults(faults, runs[0].data.num_nodes)
-    functions = (algorithm, functools.partial(loss_fn), init, fit.check_metrics(metrics), happening)
+    functions = (factory, functools.partial(loss_fn), init, fit.check_metrics(metrics), happening)
     recipe = Recipe(pair, models.described(model), *functions)
     networks = outages.with_links([fit.make_network(run, recipe) for run in runs], recipe.faults)
     with cache_key.fresh_traces():
@@ -96,13 +97,15 @@ def make_setup(
     params, state = found[0]
     needed = memory.forecast(runs[widest], params, state, networks[widest])
     memory.check(runs[0], needed, mesh)
-    return Setup(runs, plan, recipe, networks, params, needed, mesh, seeds is None, on_nonfinite)
+    return Setup(runs, plan, recipe, networks, params, needed, mesh, axes, "warn" if sweep else on_nonfinite)
 
 
 def _check_seeds(init: Any, num_runs: int) -> None:
     """Raises a `ValueError` if a state has another number of seeds, or seeds after different rounds."""
     if not isinstance(init, State):
         return
+    if np.ndim(init.round) > 1:
+        raise ValueError("init is the state of a sweep: pass that of one combination, such as result.best().state")
     given = len(init.round) if jax.numpy.ndim(init.round) else 1  # runs from one state would draw the same numbers
     if given != num_runs:
         raise ValueError(f"init is the state of {given} seeds, but there are {num_runs}: pass as many seeds as it has")

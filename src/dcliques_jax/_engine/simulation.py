@@ -44,10 +44,10 @@ class Simulation:
         networks: list[Network],
         *,
         mesh: Mesh | None,
-        one_run: bool,
+        axes: tuple[int, ...],
         on_nonfinite: str,
     ) -> None:
-        self.plan, self.one_run = plan, one_run
+        self.plan, self._axes = plan, axes
         self.layout = layout.make_layout(runs, recipe, mesh)
         self._on_nonfinite, self._warned, self._pace = on_nonfinite, False, 1
         self._starts: list[State] = state.start(self.layout, networks)
@@ -55,7 +55,8 @@ class Simulation:
         self.tally = Tally.after(int(self._starts[0].round), len(runs), runs[0].data.num_nodes)
         self._network = layout.store_network(self.layout, networks)
         one_node = jax.tree.map(lambda leaf: leaf[0], self._starts[0].params)
-        self._sent = [_sent(recipe.algorithm.traits.sends, network, one_node) for network in networks]
+        each = zip(runs, networks, strict=True)
+        self._sent = [_sent(recipe.algorithm_of(run).traits.sends, network, one_node) for run, network in each]
         self._data = layout.host_data(self.layout, plan, list(self._keys))
         self._on_one_device = self._lower_on_one_device(networks)
         self._carry: Carry | None = None
@@ -186,7 +187,7 @@ class Simulation:
 
     def of_user(self, tree: Any) -> Any:
         """Removes the axis of runs unless the user passed `seeds`."""
-        return jax.tree.map(lambda leaf: leaf[0], tree) if self.one_run else tree
+        return jax.tree.map(lambda leaf: leaf.reshape((*self._axes, *leaf.shape[1:])), tree)
 
     def for_user(self, record: Record) -> Record:
         """Returns a read-only record, without the axis of runs unless the user passed `seeds`."""
@@ -232,9 +233,10 @@ class Simulation:
     def _lower(self, ours: layout.Layout, carry: Any, network: Any, data: Any, examples: Any) -> cache_key.Lowered:
         """Lowers the program of rounds."""
         recipe, plan = ours.recipe, self.plan
-        step = recipe.algorithm.step
         faults = recipe.faults_of(ours.runs[0])
-        parts = Program(recipe.model.apply, recipe.loss_fn, step, plan.batch_size, plan.rounds_per_epoch, faults)
+        parts = Program(
+            recipe.model.apply, recipe.loss_fn, recipe.factory, plan.batch_size, plan.rounds_per_epoch, faults
+        )
         options: dict[str, Any] = {"most_rounds": _most_rounds(ours), "mesh": ours.mesh}
         return cache_key.lower(program.run, parts, carry, network, data, examples, 1, donate=(0,), **options)
 
@@ -286,6 +288,8 @@ def _nonfinite_models(simulation: Simulation, all_finite: np.ndarray, losses: np
 
 
 def _of_seed(runs: list[Run], run: Run) -> str:
+    if run.values:
+        return " with " + ", ".join(f"{name}={value:g}" for name, value in run.values.items())
     return "" if len(runs) == 1 else f" of seed {run.seed}"
 
 

@@ -14,7 +14,7 @@ from dcliques_jax._engine.layout import Layout, stack_runs
 from dcliques_jax._engine.plan import Plan, Recipe, Run
 from dcliques_jax._engine.program import Carry, Data, carry_specs, shuffled
 from dcliques_jax._mesh import guards, transfer
-from dcliques_jax.algorithms import Network
+from dcliques_jax.algorithms import Algorithm, Network
 from dcliques_jax.results import State, named_leaves, names_of
 
 Params = Any
@@ -33,7 +33,7 @@ def start(layout: Layout, networks: list[Network]) -> list[State]:
         else:
             states = [_start(run, recipe, network) for run, network in zip(runs, networks, strict=True)]
         if layout.mesh is not None:
-            guards.check_separate(recipe.algorithm.step, states[0].params, states[0].algorithm)
+            guards.check_separate(recipe.algorithm_of(runs[0]).step, states[0].params, states[0].algorithm)
         return states
 
 
@@ -50,7 +50,7 @@ def _start(run: Run, recipe: Recipe, network: Network) -> State:
         params = jax.tree.map(jnp.asarray, recipe.init)
         if shapes(params) == shapes(one_node):
             params = broadcast_to_nodes(params, num_nodes)
-    algorithm = as_arrays(recipe.algorithm.init(params, network))
+    algorithm = as_arrays(recipe.algorithm_of(run).init(params, network))
     check_state(algorithm, num_nodes)  # again, for algorithms that could not be traced
     faults = _faults_at_start(run, recipe, network, key)
     return State(params, algorithm, jnp.zeros((), jnp.int32), np.asarray(jax.random.key_data(key)), faults)
@@ -87,7 +87,7 @@ def _continued(runs: list[Run], recipe: Recipe, networks: list[Network]) -> list
         one_node = jax.eval_shape(recipe.model.init, jax.random.key(0), inputs)
         stacked = jax.eval_shape(lambda params: broadcast_to_nodes(params, run.data.num_nodes), one_node)
         params = _like(stacked, mine.params, "params")
-        algorithm = _like(_shapes_of_state(recipe, params, network), mine.algorithm, "algorithm")
+        algorithm = _like(_shapes_of_state(recipe.algorithm_of(run), params, network), mine.algorithm, "algorithm")
         key = np.asarray(mine.key, np.uint32)
         faults = _faults_at_start(run, recipe, network, jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32"))
         with contextlib.suppress(ValueError):  # other faults start anew
@@ -99,9 +99,9 @@ def _continued(runs: list[Run], recipe: Recipe, networks: list[Network]) -> list
     return [of_run(number, *each) for number, each in enumerate(zip(runs, networks, strict=True))]
 
 
-def _shapes_of_state(recipe: Recipe, params: Params, network: Network) -> Any:
+def _shapes_of_state(algorithm: Algorithm, params: Params, network: Network) -> Any:
     def init(params: Params) -> Any:
-        return as_arrays(recipe.algorithm.init(params, network))
+        return as_arrays(algorithm.init(params, network))
 
     try:
         return jax.eval_shape(init, params)
