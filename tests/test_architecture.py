@@ -20,7 +20,7 @@ LAYERS = """
     _engine.xla _engine.chunks
     _mixing.entries _mixing.forms _mixing.groups _mixing.push _mixing.sequences
     _mixing.paced _mixing.spectrum _mixing.growth
-    faults
+    faults clocks
     _topologies.topology _topologies.matrices _topologies.moving
     _topologies.lattices _topologies.random_graphs _topologies.exponential _topologies.base
     _topologies.drawn _topologies.stl_fw

@@ -3,6 +3,7 @@
 from dcliques_jax import (
     algorithms,
     cliques,
+    clocks,
     compressors,
     datasets,
     faults,
@@ -34,6 +35,7 @@ __all__ = [
     "Topology",
     "algorithms",
     "cliques",
+    "clocks",
     "compressors",
     "datasets",
     "faults",

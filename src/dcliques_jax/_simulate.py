@@ -229,4 +229,4 @@ def _result(setup: Setup, schedule: Schedule, outcomes: list[loop.Outcome]) -> R
         about["sweep"] = {name: list(dict.fromkeys(run.values[name] for run in runs)) for name in runs[0].values}
     graphs = [run.topology for run in runs[: len(about["seeds"])]]
     same = all(graph is graphs[0] for graph in graphs)
-    return Result(graphs[0] if same else graphs, history, state.params, state, about)
+    return Result(graphs[0] if same else graphs, history, state.params, state, about, traffic=traffic)

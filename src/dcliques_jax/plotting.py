@@ -19,6 +19,7 @@ from dcliques_jax import _checks, cliques
 from dcliques_jax._plotting import graphs
 from dcliques_jax._plotting import style as style_lib
 from dcliques_jax._plotting.style import CLASS_COLOURS, COLOURS, LINE_STYLES, place_legend, save, style
+from dcliques_jax.clocks import Clock
 from dcliques_jax.partitions import PartitionedDataset
 from dcliques_jax.results import Result
 from dcliques_jax.topologies import Topology
@@ -42,6 +43,13 @@ __all__ = [
 
 _MOST_ROUNDS = 8  # of a sequence that are drawn
 _PER_LINE = 4
+_TIMES = {
+    "epoch": "epochs",
+    "round": "rounds",
+    "messages": "messages per node",
+    "bytes": "bytes per node",
+    "seconds": "seconds",
+}
 
 
 def plot_topology(topology: Topology, label_distribution: npt.ArrayLike | None = None, *, ax: Any = None) -> Any:
@@ -97,7 +105,9 @@ def plot_partition(data: PartitionedDataset, *, ax: Any = None) -> Any:
     return ax
 
 
-def plot_accuracy(results: Mapping[str, Result], *, ax: Any = None, x: str = "epoch") -> Any:
+def plot_accuracy(
+    results: Mapping[str, Result], *, ax: Any = None, x: str = "epoch", clock: Clock | None = None
+) -> Any:
     """Draws test accuracy over time: the mean over nodes bold, min and max thin.
 
     Each result has its colour and line style. Thin lines show how nodes differ, bands show how seeds differ: with
@@ -106,14 +116,15 @@ def plot_accuracy(results: Mapping[str, Result], *, ax: Any = None, x: str = "ep
     Args:
       results: results by their label in the legend.
       ax: matplotlib axes.
-      x: unit of time, `"epoch"` or `"round"`.
+      x: what to draw over: `"epoch"`, `"round"`, `"messages"` or `"bytes"` that a node has sent, or `"seconds"`.
+      clock: one of `dcliques_jax.clocks`, for `x="seconds"`.
     """
-    return _plot_nodes(results, "accuracy", 100, "test accuracy (%)", ax, x)
+    return _plot_nodes(results, "accuracy", 100, "test accuracy (%)", ax, x, clock)
 
 
-def plot_loss(results: Mapping[str, Result], *, ax: Any = None, x: str = "epoch") -> Any:
+def plot_loss(results: Mapping[str, Result], *, ax: Any = None, x: str = "epoch", clock: Clock | None = None) -> Any:
     """Draws test loss over time, with the lines, bands and arguments of `plot_accuracy`."""
-    return _plot_nodes(results, "loss", 1, "test loss", ax, x)
+    return _plot_nodes(results, "loss", 1, "test loss", ax, x, clock)
 
 
 def plot_consensus(results: Mapping[str, Result], *, ax: Any = None) -> Any:
@@ -159,7 +170,7 @@ def plot_accuracy_per_message(
     if unknown := set(given) - set(results):
         raise ValueError(f"messages are given for {sorted(unknown)}, but the results are {list(results)}")
     counts = {
-        label: result.history.round * given[label] if label in given else _messages(label, result)
+        label: result.history.round * given[label] if label in given else _time(label, result, "messages", None)
         for label, result in results.items()
     }
     new, ax = ax is None, _axes(ax, 2 / 3)
@@ -280,18 +291,25 @@ def _by_seed(values: np.ndarray) -> np.ndarray:
     return values.reshape(-1, *values.shape[-2:])
 
 
-def _plot_nodes(results: Mapping[str, Result], field: str, scale: float, ylabel: str, ax: Any, x: str) -> Any:
+def _plot_nodes(
+    results: Mapping[str, Result], field: str, scale: float, ylabel: str, ax: Any, x: str, clock: Clock | None
+) -> Any:
     """Draws a field [t, nodes] of histories over time: its mean over nodes bold, its extremes thin."""
-    _checks.choice("x", x, ("epoch", "round"))
+    _checks.choice("x", x, tuple(_TIMES))
+    if (x == "seconds") != (clock is not None):
+        raise ValueError(f"x={x!r} and clock={clock!r}: pass a clock, such as clocks.WAN, with x='seconds' only")
     _check_mapping(results, "result")
+    for label, result in results.items():
+        if result.history.accuracy.ndim > 3:
+            raise ValueError(f"result {label!r} is a sweep: pass result.best(), or result.at(...) of combinations")
     new, ax = ax is None, _axes(ax, 2 / 3)
     for label, result, look in _looks(results, ax):
-        time, values = getattr(result.history, x), scale * _by_seed(getattr(result.history, field))
+        time, values = _time(label, result, x, clock), scale * _by_seed(getattr(result.history, field))
         _curve(ax, time, values.mean(axis=2), look, label)
         for extreme in (values.min(axis=2), values.max(axis=2)):
             thin = {"linewidth": style_lib.THIN * style_lib.line_width(), "label": f"_{style_lib.EXTREMES}"}
             ax.plot(time, extreme.mean(axis=0), color=look.colour, linestyle=look.style, **thin)
-    return _finish(ax, f"{x}s", ylabel, new)
+    return _finish(ax, _TIMES[x], ylabel, new)
 
 
 def _curve(ax: Any, x: np.ndarray, values: np.ndarray, look: _Look, label: str) -> None:
@@ -302,11 +320,11 @@ def _curve(ax: Any, x: np.ndarray, values: np.ndarray, look: _Look, label: str) 
         ax.fill_between(x, values.min(axis=0), values.max(axis=0), color=look.colour, **band)
 
 
-def _messages(label: str, result: Result) -> np.ndarray:
-    """Returns the messages per node until each evaluation, `[t]`, the mean over seeds if there are several."""
-    sent = result.history.messages
-    if not np.isnan(sent).any():
-        return np.asarray(sent if sent.ndim == 1 else sent.mean(axis=0))
+def _time(label: str, result: Result, x: str, clock: Clock | None) -> np.ndarray:
+    """Returns the position of each evaluation on the axis x, `[t]`, the mean over seeds if there are several."""
+    time = getattr(result.history, x) if clock is None else result.seconds(clock)
+    if not np.isnan(time).any():
+        return np.asarray(time if time.ndim == 1 else time.mean(axis=0))
     raise ValueError(
         f"the algorithm of result {label!r} does not tell what it sends: pass the messages per node and round, "
         f"messages={{{label!r}: ...}}, or give the algorithm Traits(sends=...)"

@@ -11,6 +11,7 @@ from dcliques_jax._reports import expected, measures
 from dcliques_jax._reports.comparison import Comparison
 from dcliques_jax._reports.expected import Expected
 from dcliques_jax._reports.report import Report
+from dcliques_jax.clocks import Clock
 from dcliques_jax.faults import Fault
 from dcliques_jax.topologies import Topology
 
@@ -24,6 +25,7 @@ def make_report(
     num_parameters: int | None = None,
     num_devices: int | None = None,
     faults: Fault | Sequence[Fault] | None = None,
+    clock: Clock | None = None,
 ) -> Report:
     """Measures a topology. `topology.report(...)` is the usual way to call it.
 
@@ -33,16 +35,13 @@ def make_report(
       num_parameters: size of the model. The bytes that a node sends need it, at 4 bytes per parameter.
       num_devices: number of devices of a mesh. The traffic of `simulate(mesh=...)` between devices needs it.
       faults: a fault or a list of `dcliques_jax.faults`. What to expect under them needs it.
+      clock: one of `dcliques_jax.clocks`. The length of a round, which `num_parameters` is needed for, too.
     """
+    if clock is not None and num_parameters is None:
+        raise ValueError("the length of a round depends on the size of the model: pass num_parameters, too")
     weights, degrees, ids = topology.weights(), topology.degrees, topology.clique_ids
     kind = mixing.meets(weights)
     speed, extremes = measures.speed(weights, kind)
-    sent = mixing.messages_sent(weights)
-    messages = float(sent.mean())
-    averaging = averaging_paper = None
-    if topology.gradient_edges is not None:
-        averaging = messages + 2 * len(topology.gradient_edges) / topology.num_nodes
-        averaging_paper = 2 * messages
     size = None if num_parameters is None else 4 * _checks.integer("num_parameters", num_parameters, 0)
     between: dict[str, Any] = (
         {} if num_devices is None else measures.between_devices(topology, weights, num_devices, size)
@@ -52,23 +51,18 @@ def make_report(
         **speed,
         **measures.labels(topology, weights, label_distribution),
         **measures.distances(topology),
+        **measures.traffic(topology, weights, size, clock),
         name=topology.name,
         num_nodes=topology.num_nodes,
         num_edges=len(topology.edges),
         num_arcs=None if topology.arcs is None else len(topology.arcs),
         num_cliques=None if ids is None else int(ids.max()) + 1,
-        num_rounds=len(sent),
+        num_rounds=len(weights.matrices()) if isinstance(weights, mixing.Moving) else 1,
         drawn=topology.drawn,
         matrix=measures.MATRICES[kind],
         edges_per_node=float(degrees.mean()),
         min_edges=int(degrees.min()),
         max_edges=int(degrees.max()),
-        messages=messages,
-        max_messages=int(sent.max()),
-        messages_averaging=averaging,
-        messages_averaging_paper=averaging_paper,
-        bytes=None if size is None else messages * size,
-        bytes_averaging=None if size is None or averaging is None else averaging * size,
         expected=expected.under(faults, weights, kind, extremes),
     )
 

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +13,8 @@ import scipy.sparse
 
 from dcliques_jax import _html
 from dcliques_jax._store import files
+from dcliques_jax.algorithms import Traffic
+from dcliques_jax.clocks import Clock
 from dcliques_jax.topologies import Topology
 
 
@@ -128,6 +130,7 @@ class Result:
     state: State | None  # the state after the last round; None if the result was loaded from a file without it
     provenance: dict[str, Any]  # plain values that identify the run, to check and repeat it
     interrupted: bool = False  # whether Ctrl-C stopped the run early
+    traffic: Sequence[Traffic] = ()  # what nodes send in rounds without faults, one per run; empty if unknown
 
     def __repr__(self) -> str:
         history = self.history
@@ -160,18 +163,49 @@ class Result:
         known = {name: str(value) for name, value in setting.items() if value is not None}
         return _html.table(told["topology"], (known | trained | seeds | measured).items())
 
-    def plot(self, ax: Any = None, *, label: str | None = None) -> Any:
+    def seconds(self, clock: Clock) -> np.ndarray:
+        """Returns how long the rounds up to each evaluation would take in a network, `[t]`, after seeds if any.
+
+        Rounds count as if nothing failed.
+
+        Args:
+          clock: one of `dcliques_jax.clocks`.
+
+        >>> from dcliques_jax import clocks, datasets, partitions, simulate, topologies
+        >>> data = partitions.shards(datasets.synthetic(), 10)
+        >>> simulate(topologies.ring(10), data, epochs=1, progress=False).seconds(clocks.WAN).round(4)
+        array([0.    , 0.2022])
+        """
+        if not isinstance(clock, Clock):
+            raise ValueError(f"clock={clock!r} is not a clock: pass for example clocks.WAN")
+        if not self.traffic:
+            raise ValueError("the algorithm of this result does not tell what it sends: give it Traits(sends=...)")
+        return np.stack([self._seconds(clock, traffic) for traffic in self.traffic]).reshape(
+            self.history.messages.shape
+        )
+
+    def _seconds(self, clock: Clock, traffic: Traffic) -> np.ndarray:
+        received = traffic.bytes if traffic.received is None else traffic.received
+        phases = np.ones(len(traffic.bytes)) if traffic.phases is None else traffic.phases
+        turns = clock.seconds(traffic.bytes, received, phases)
+        first, last = self.history.round[[0, -1]]
+        until = np.concatenate([[0.0], np.cumsum(turns[np.arange(first, last) % len(turns)])])
+        return np.asarray(until[self.history.round - first])
+
+    def plot(self, ax: Any = None, *, label: str | None = None, x: str = "epoch", clock: Clock | None = None) -> Any:
         """Plots accuracy over epochs as in the paper: the mean over nodes bold, the minimum and maximum thin.
 
         Args:
           ax: matplotlib axes to draw on. Default: new axes.
           label: name in the legend. Default: the name of the topology.
+          x: what to plot over: `"epoch"`, `"round"`, `"messages"` or `"bytes"` per node, or `"seconds"` by a clock.
+          clock: one of `dcliques_jax.clocks`, for `x="seconds"`.
         """
         from dcliques_jax import plotting
 
         name = label or self.provenance["topology"]
         curves = {f"{name}, {_shown(values)}": self.at(**values) for values in self._combinations()} or {name: self}
-        return plotting.plot_accuracy(curves, ax=ax)
+        return plotting.plot_accuracy(curves, ax=ax, x=x, clock=clock)
 
     def at(self, **values: float) -> "Result":
         """Returns the result of one combination of a sweep.
@@ -199,8 +233,10 @@ class Result:
         fields = {name: value if name in unmoved else value[index] for name, value in vars(self.history).items()}
         fields["extra"] = {name: value[index] for name, value in self.history.extra.items()}
         params, state = jax.tree.map(lambda leaf: leaf[index], (self.params, self.state))
-        about = self.provenance | {"sweep": values}
-        return dataclasses.replace(self, history=History(**fields), params=params, state=state, provenance=about)
+        changed: dict[str, Any] = {"history": History(**fields), "params": params, "state": state}
+        first = self._combinations().index(values) * len(self.provenance["seeds"])
+        changed["traffic"] = self.traffic[first : first + len(self.provenance["seeds"])]
+        return dataclasses.replace(self, provenance=self.provenance | {"sweep": values}, **changed)
 
     def best(self, metric: str = "accuracy", *, largest: bool | None = None) -> "Result":
         """Returns the result of the best combination of a sweep by the last evaluation, the mean over nodes and seeds.
@@ -299,6 +335,8 @@ class Result:
         graphs = self.topology if isinstance(self.topology, list) else [self.topology]
         for number, graph in enumerate(graphs):
             arrays |= {f"topology/{number}/{name}": array for name, array in _topology_arrays(graph).items()}
+        for number, traffic in enumerate(self.traffic):
+            arrays |= {f"traffic/{number}/{name}": a for name, a in traffic._asdict().items() if a is not None}
         about = {"provenance": self.provenance, "topologies": [graph.name for graph in graphs], "several": several}
         about["interrupted"] = self.interrupted
         arrays["about"] = np.array(json.dumps(about))
@@ -327,7 +365,10 @@ class Result:
             if "state" in parts:
                 state = State(params=params, **({"algorithm": {}, "faults": None} | parts["state"]))
             topology = graphs if about["several"] else graphs[0]
-            return cls(topology, History(**parts["history"]), params, state, provenance, bool(about["interrupted"]))
+            sent = parts.get("traffic", {})
+            traffic = [Traffic(**sent[str(number)]) for number in range(len(sent))]
+            interrupted = bool(about["interrupted"])
+            return cls(topology, History(**parts["history"]), params, state, provenance, interrupted, traffic)
         except (FileNotFoundError, PermissionError, IsADirectoryError):
             raise
         except Exception as error:  # NumPy, zipfile and json raise many kinds for invalid files

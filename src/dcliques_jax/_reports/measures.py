@@ -11,6 +11,7 @@ from dcliques_jax import _checks, cliques, mixing
 from dcliques_jax._mesh import halos, placement
 from dcliques_jax._mixing import spectrum
 from dcliques_jax._mixing.sequences import as_unions
+from dcliques_jax.clocks import Clock
 from dcliques_jax.topologies import Topology
 
 _MOST_DISTANCES = 10_000_000  # to measure; in larger graphs from fewer, random nodes
@@ -119,4 +120,23 @@ def between_devices(
         "rows_between_devices_averaging": averaging,
         "bytes_between_devices": None if size is None else rows * size,
         "bytes_between_devices_averaging": None if size is None or averaging is None else averaging * size,
+    }
+
+
+def traffic(topology: Topology, weights: mixing.Weights, size: int | None, clock: Clock | None) -> dict[str, Any]:
+    """Counts messages per node and round, and their bytes and seconds for a model of `size` bytes."""
+    sent, received, phases = mixing.messages(weights)
+    messages, averaging = float(sent.mean()), None
+    if topology.gradient_edges is not None:
+        averaging = messages + 2 * len(topology.gradient_edges) / topology.num_nodes
+    return {
+        "messages": messages,
+        "max_messages": int(sent.max()),
+        "messages_averaging": averaging,
+        "messages_averaging_paper": None if averaging is None else 2 * messages,
+        "bytes": None if size is None else messages * size,
+        "bytes_averaging": None if size is None or averaging is None else averaging * size,
+        "seconds": None
+        if clock is None or size is None
+        else float(clock.seconds(size * sent, size * received, phases).mean()),
     }

@@ -58,6 +58,7 @@ class Report:
     rows_between_devices_averaging: int | None = None  # models and gradients
     bytes_between_devices: int | None = None
     bytes_between_devices_averaging: int | None = None
+    seconds: float | None = None  # length of a round by a clock, the mean over rounds, without averaging gradients
     expected: Expected | None = None  # under faults
 
     @property
@@ -132,6 +133,8 @@ class Report:
             rows.append(("bytes per node and round", in_bytes(self.bytes)))
         if self.bytes_averaging is not None:
             rows.append(("  with gradient averaging", in_bytes(self.bytes_averaging)))
+        if self.seconds is not None:
+            rows.append(("seconds per round", f"{self.seconds:.3g}"))
         return rows
 
     def _device_rows(self) -> list[tuple[str, str]]:

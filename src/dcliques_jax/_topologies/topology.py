@@ -13,6 +13,7 @@ from dcliques_jax import cliques as cliques_lib
 from dcliques_jax._mixing.entries import check_rows, check_square
 
 if TYPE_CHECKING:
+    from dcliques_jax.clocks import Clock
     from dcliques_jax.faults import Fault
     from dcliques_jax.mixing import Weights
     from dcliques_jax.reports import Report
@@ -106,6 +107,7 @@ class Topology:
         num_parameters: int | None = None,
         num_devices: int | None = None,
         faults: "Fault | Sequence[Fault] | None" = None,
+        clock: "Clock | None" = None,
     ) -> "Report":
         """Measures what this topology costs and promises, before any training.
 
@@ -113,9 +115,8 @@ class Topology:
         """
         from dcliques_jax.reports import make_report
 
-        return make_report(
-            self, label_distribution, num_parameters=num_parameters, num_devices=num_devices, faults=faults
-        )
+        sizes: dict[str, Any] = {"num_parameters": num_parameters, "num_devices": num_devices}
+        return make_report(self, label_distribution, **sizes, faults=faults, clock=clock)
 
     def plot(self, label_distribution: npt.ArrayLike | None = None, *, ax: Any = None) -> Any:
         """Draws the graph and the labels of nodes; see `dcliques_jax.plotting.plot_topology`."""
