@@ -99,6 +99,7 @@ PARTITIONS = {
     "shards": lambda data, n, seed=0: partitions.shards(data, n, unequal=True, seed=seed),
     "one_class": lambda data, n, seed=0: partitions.one_class(data, n, seed=seed),
     "dirichlet": lambda data, n, seed=0: partitions.dirichlet(data, n, alpha=0.5, seed=seed),
+    "lin dirichlet": lambda data, n, seed=0: partitions.lin_dirichlet(data, n, alpha=0.5, seed=seed),
     "from_indices": lambda data, n, seed=0: partitions.from_indices(data, [range(i, 2 * i + 3) for i in range(n)]),
 }
 

@@ -231,3 +231,25 @@ def test_partitions_made_by_hand_are_checked(change, message):
 def test_a_mask_is_not_a_list_of_examples(row):
     with pytest.raises(ValueError, match=r"indices\[1\] must be integers, not"):
         partitions.from_indices(DATA, [[0, 1, 2], row])
+
+
+@pytest.mark.parametrize(("alpha", "largest", "distance"), [(10, 0.155, 0.246), (1, 0.315, 0.794), (0.1, 0.509, 1.266)])
+def test_lin_dirichlet_has_the_known_skew_at_equal_sizes(alpha, largest, distance):
+    labels = np.repeat(np.arange(10), 5000)
+    dataset = datasets.from_arrays(np.zeros((50_000, 1), np.float32), labels, np.zeros((10, 1), np.float32), range(10))
+    shares = []
+    for seed in range(4):
+        data = partitions.lin_dirichlet(dataset, 16, alpha=alpha, seed=seed)
+        assert set(data.sizes) == {3125}
+        assert len(np.unique(data.indices)) == 50_000
+        shares.append(data.label_distribution)
+    shares = np.stack(shares)
+    # The known figures are of one draw.
+    assert shares.max(axis=2).mean() == pytest.approx(largest, rel=0.15)
+    assert np.abs(shares - 0.1).sum(axis=2).mean() == pytest.approx(distance, rel=0.15)
+
+
+def test_lin_dirichlet_refuses_what_it_cannot_split():
+    for alpha in (0, -1, np.nan):
+        with pytest.raises(ValueError, match="alpha="):
+            partitions.lin_dirichlet(datasets.synthetic(num_train=100), 10, alpha=alpha)

@@ -16,6 +16,9 @@ import numpy.typing as npt
 from dcliques_jax import _arrays, _checks, _html, _random
 from dcliques_jax.datasets import Dataset
 
+_BLOCK = 10  # nodes among which `lin_dirichlet` splits classes
+_MOST_DRAWS = 20_000  # of a block
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PartitionedDataset:
@@ -235,6 +238,59 @@ def dirichlet(
     sizes = np.bincount(owner, minlength=num_nodes)
     held = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])  # examples of each node, in order
     return from_indices(dataset, _topped_up([row.tolist() for row in held], min_size, rng))
+
+
+def lin_dirichlet(dataset: Dataset, num_nodes: int, *, alpha: float, seed: int = 0) -> PartitionedDataset:
+    """Distributes classes by Dirichlet distributions over nodes of equal sizes (Lin et al., ICML 2021).
+
+    Nodes come in blocks of 10, each with its share of the shuffled examples. In a block, every class is split in
+    proportions drawn from a Dirichlet distribution over the nodes that hold less than the average. A block is drawn
+    again until its smallest node has at least half of the average. In the end, the examples of all nodes, one after the
+    other and class by class, are cut into equal parts.
+
+    Args:
+      dataset: the data set.
+      num_nodes: number of nodes.
+      alpha: concentration of the distribution. Small values give strong skew, large values come close to `iid`.
+      seed: seed of proportions and examples.
+
+    >>> from dcliques_jax import datasets
+    >>> data = lin_dirichlet(datasets.synthetic(num_train=1000), 16, alpha=0.1)
+    >>> int(data.sizes.min()), int(data.sizes.max())
+    (62, 63)
+    """
+    if not 0 < alpha <= 1e6:
+        raise ValueError(f"alpha={alpha} must be positive and at most 1e6, which is close to IID")
+    num_train = len(_checked(dataset).train_labels)
+    num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train, "the number of training examples")
+    rng = _random.generator(seed)
+    starts = np.arange(0, num_nodes, _BLOCK)
+    blocks = np.split(rng.permutation(num_train), np.round(starts[1:] / num_nodes * num_train).astype(np.int64))
+    sizes = np.diff([*starts, num_nodes])
+    held = [
+        _split_block(rows, dataset.train_labels[rows], n, alpha, rng) for rows, n in zip(blocks, sizes, strict=True)
+    ]
+    return from_indices(dataset, np.array_split(np.concatenate(held), num_nodes))
+
+
+def _split_block(
+    examples: np.ndarray, labels: np.ndarray, num_nodes: int, alpha: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Splits the examples of a block over its nodes; returns those of the first node class by class, and so on."""
+    average = len(examples) / num_nodes
+    for _ in range(_MOST_DRAWS):
+        owner, sizes = np.zeros(len(examples), np.int64), np.zeros(num_nodes, np.int64)
+        for label in np.unique(labels):
+            rows = np.flatnonzero(labels == label)
+            proportions = rng.dirichlet(np.full(num_nodes, alpha)) * (sizes < average)
+            if proportions.sum() == 0:  # small values of alpha round to 0
+                proportions = np.eye(num_nodes)[sizes.argmin()]
+            bounds = np.cumsum(proportions / proportions.sum()) * len(rows)
+            owner[rows] = np.searchsorted(np.round(bounds[:-1]), np.arange(len(rows)), side="right")
+            sizes += np.bincount(owner[rows], minlength=num_nodes)
+        if sizes.min() >= average / 2:
+            return np.asarray(examples[np.lexsort((labels, owner))])
+    raise ValueError(f"alpha={alpha}: no draw of {_MOST_DRAWS:,} gave every node half of the average; use a larger one")
 
 
 def _topped_up(held: list[list[int]], min_size: int, rng: np.random.Generator) -> list[list[int]]:
