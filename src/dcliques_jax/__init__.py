@@ -15,6 +15,7 @@ from dcliques_jax import (
     partitions,
     plotting,
     reports,
+    studies,
     topologies,
 )
 from dcliques_jax._engine.simulation import Simulation
@@ -49,5 +50,6 @@ __all__ = [
     "prepare",
     "reports",
     "simulate",
+    "studies",
     "topologies",
 ]

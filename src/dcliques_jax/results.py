@@ -204,7 +204,7 @@ class Result:
         from dcliques_jax import plotting
 
         name = label or self.provenance["topology"]
-        curves = {f"{name}, {_shown(values)}": self.at(**values) for values in self._combinations()} or {name: self}
+        curves = {f"{name}, {_shown(values)}": self.at(**values) for values in self.combinations()} or {name: self}
         return plotting.plot_accuracy(curves, ax=ax, x=x, clock=clock)
 
     def at(self, **values: float) -> "Result":
@@ -226,15 +226,15 @@ class Result:
         >>> result.best().provenance["sweep"]
         {'learning_rate': 0.1}
         """
-        if values not in self._combinations():
+        if values not in self.combinations():
             raise ValueError(f"{values} is not a combination of the sweep {self.provenance.get('sweep')}")
-        index = np.unravel_index(self._combinations().index(values), self._sweep_shape())
+        index = np.unravel_index(self.combinations().index(values), self._sweep_shape())
         unmoved = ("round", "epoch", "extra")
         fields = {name: value if name in unmoved else value[index] for name, value in vars(self.history).items()}
         fields["extra"] = {name: value[index] for name, value in self.history.extra.items()}
         params, state = jax.tree.map(lambda leaf: leaf[index], (self.params, self.state))
         changed: dict[str, Any] = {"history": History(**fields), "params": params, "state": state}
-        first = self._combinations().index(values) * len(self.provenance["seeds"])
+        first = self.combinations().index(values) * len(self.provenance["seeds"])
         changed["traffic"] = self.traffic[first : first + len(self.provenance["seeds"])]
         return dataclasses.replace(self, provenance=self.provenance | {"sweep": values}, **changed)
 
@@ -248,7 +248,7 @@ class Result:
           largest: whether larger is better. Default: unless the name ends in "loss" or "distance".
         """
         history = self.history
-        if not self._combinations():
+        if not self.combinations():
             raise ValueError("best chooses a combination of a sweep: pass simulate(sweep=...)")
         if metric not in MEASURED and metric not in history.extra:
             raise ValueError(f"metric={metric!r} is unknown: choose one of {', '.join([*MEASURED, *history.extra])}")
@@ -261,9 +261,9 @@ class Result:
         if not finite.any():
             raise ValueError(f"all combinations of {self.provenance['sweep']} diverged: try smaller values")
         ranked = np.where(finite, scores if largest else -scores, -np.inf)
-        return self.at(**self._combinations()[int(ranked.argmax())])
+        return self.at(**self.combinations()[int(ranked.argmax())])
 
-    def _combinations(self) -> list[dict[str, float]]:
+    def combinations(self) -> list[dict[str, float]]:
         """Returns all combinations of a sweep; none if there is no sweep, or one was chosen."""
         sweep = self.provenance.get("sweep") or {}
         if not all(isinstance(values, list) for values in sweep.values()):
@@ -271,11 +271,11 @@ class Result:
         return [dict(zip(sweep, each, strict=True)) for each in itertools.product(*sweep.values())] if sweep else []
 
     def _sweep_shape(self) -> tuple[int, ...]:
-        return tuple(map(len, self.provenance["sweep"].values())) if self._combinations() else ()
+        return tuple(map(len, self.provenance["sweep"].values())) if self.combinations() else ()
 
     def _axes(self) -> list[str]:
         """Returns the names of the axes before t."""
-        names = list(self.provenance["sweep"]) if self._combinations() else []
+        names = list(self.provenance["sweep"]) if self.combinations() else []
         return names + ["seeds"] * (self.history.accuracy.ndim - 2 - len(names))
 
     def to_pandas(self) -> Any:
@@ -287,7 +287,7 @@ class Result:
             import pandas as pd
         except ImportError as error:
             raise ImportError("Result.to_pandas needs the package pandas: pip install pandas") from error
-        if combinations := self._combinations():
+        if combinations := self.combinations():
             return pd.concat([self.at(**each).to_pandas().assign(**each) for each in combinations], ignore_index=True)
         history = self.history
         several = history.accuracy.ndim == 3

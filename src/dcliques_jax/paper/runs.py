@@ -1,19 +1,17 @@
 """Runs in a folder. Finished runs are reused, interrupted runs continue where they stopped."""
 
-import dataclasses
 import json
 import pathlib
-import shutil
-import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dcliques_jax import _arrays, _checks, cliques
-from dcliques_jax._simulate import prepare, simulate
+from dcliques_jax._simulate import prepare
 from dcliques_jax._store import files
 from dcliques_jax._store.provenance import surroundings, versions
+from dcliques_jax._studies import kept
 from dcliques_jax.datasets import Dataset
 from dcliques_jax.paper.settings import CLIQUE_SIZE, TASKS, Setting
 from dcliques_jax.results import Result
@@ -105,11 +103,11 @@ class Runs:
 
     def found(self, part: Setting | SkewStudy) -> Any:
         """Loads what was measured: a `Result` of a setting, skews `[experiments, steps]` of a study, or None."""
+        if isinstance(part, Setting):
+            return kept.found(self.folder(part))
         path = self.folder(part) / "measured.npz"
         if not path.exists():
             return None
-        if isinstance(part, Setting):
-            return Result.load(path)
         try:
             return files.read_arrays(path)["skew"]
         except Exception as error:  # NumPy and zipfile raise many errors for other files
@@ -127,7 +125,7 @@ class Runs:
             self._check_origin(found, part, folder)
             if found.history.epoch[-1] >= last:
                 return found
-        if (folder / "checkpoint").exists() and not self.resume:
+        if kept.is_unfinished(folder) and not self.resume:
             raise ValueError(f"{folder} holds an unfinished run: continue it with --resume, or choose another --out")
         return self._train(part, last, 0.0 if found is None else found.provenance["seconds"])
 
@@ -163,8 +161,8 @@ class Runs:
         model = TASKS[setting.task].model(dataset.num_classes)
         trained = {"model": model, "algorithm": setting.algorithm(), "batch_size": wanted["batch_size"]}
         trained["on_nonfinite"] = "warn"  # divergence is a result, too
-        started = time.monotonic()
-        result = simulate(
+        result, seconds = kept.trained(
+            folder,
             graphs,
             data,
             **trained,
@@ -172,26 +170,16 @@ class Runs:
             init=self.init,
             seeds=self.seeds,
             on_evaluation=lambda record: record.epoch >= last,
-            checkpoint_dir=folder / "checkpoint",
             progress=self.progress,
         )
-        if result.interrupted:  # Ctrl-C ends the following runs, too; the checkpoint stays
-            raise KeyboardInterrupt
         finished = result.history.epoch[-1] >= wanted["epochs"]
         if finished:
             # Evaluate the last models on all test examples. Seeds are the first axis.
             final = prepare(graphs, data, **trained, init=result.state, seeds=self.seeds).evaluate()
             measured = {name: getattr(final, name) for name in ("accuracy", "mean_model_accuracy", "nodes_right")}
             files.write_arrays(folder / "final.npz", measured)
-        seconds = seconds_before + time.monotonic() - started
-        # The checkpoint keeps the models of an unfinished run. Of a finished run only measurements are kept.
-        kept = dataclasses.replace(
-            result, params={}, provenance=result.provenance | {"setting": setting.name, "seconds": round(seconds, 1)}
-        )
-        kept.save(folder / "measured.npz")
-        if finished:
-            shutil.rmtree(folder / "checkpoint")
-        return kept
+        about = {"setting": setting.name, "seconds": round(seconds_before + seconds, 1)}
+        return kept.keep(folder, result, finished=finished, **about)
 
     def _eval_every(self, setting: Setting) -> int:
         if self.scale.eval_every is not None:

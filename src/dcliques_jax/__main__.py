@@ -1,0 +1,64 @@
+"""The command line: `python -m dcliques_jax run | report | list`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from dcliques_jax import studies
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command. Returns 2 after an error, 130 after an interrupt."""
+    requested = _parser().parse_args(arguments)
+    try:
+        requested.command(requested)
+        return 0
+    except KeyboardInterrupt:
+        print("interrupted: pass --resume to continue", file=sys.stderr)
+        return 130
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m dcliques_jax", description="Runs studies and reports on them.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    command = commands.add_parser("run", help="run a study")
+    command.add_argument("study", metavar="FILE", help="a TOML file, or the name of a shipped study")
+    command.add_argument("--out", metavar="DIR", help="output folder (default: the name of the study)")
+    command.add_argument("--resume", action="store_true", help="continue in a folder that holds results")
+    command.add_argument("--only", nargs="+", default=[], metavar="LABEL", help="restrict the study to these labels")
+    command.set_defaults(command=_run)
+    command = commands.add_parser("report", help="write a report of a folder of results")
+    command.add_argument("out", metavar="DIR")
+    command.set_defaults(command=_report)
+    command = commands.add_parser("list", help="list the shipped studies, and the names that a study may use")
+    command.set_defaults(command=_list)
+    return parser
+
+
+def _run(requested: argparse.Namespace) -> None:
+    study = studies.read(requested.study)
+    out = requested.out or study.title.lower().replace(" ", "-")
+    outcomes = studies.run(study, out, resume=requested.resume, only=requested.only)
+    refused = [outcome for outcome in outcomes if outcome.refused is not None]
+    print(f"{len(outcomes) - len(refused)} cases are finished, {len(refused)} are not possible; written to {out}")
+    for outcome in refused:
+        print(f"  {outcome.case.name()}: {outcome.refused}")
+
+
+def _report(requested: argparse.Namespace) -> None:
+    print(studies.report(requested.out))
+
+
+def _list(_: argparse.Namespace) -> None:
+    for name, path in studies.shipped().items():
+        print(f"{name:<16}{studies.read(path).title}, {len(studies.read(path).cases())} cases")
+    print()
+    for section in studies.SECTIONS:
+        print(f"{section:<16}{', '.join(studies.names_of(section))}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""The file of a study: what it may hold, and the runs that it describes."""
+
+import itertools
+import json
+import pathlib
+import tomllib
+import zlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from dcliques_jax import _checks
+from dcliques_jax._studies import names
+
+# The sections of alternatives, all combinations of which are runs, and what a missing one means.
+AXES = {
+    "partitions": {"iid": {}},
+    "topologies": {},
+    "algorithms": {"dsgd": {}},
+    "faults": {"none": []},
+}
+_GIVEN = {"partitions": ("dataset", "num_nodes"), "topologies": ("num_nodes", "label_distribution")}
+_ARGUMENTS = (
+    "epochs",
+    "rounds",
+    "batch_size",
+    "init",
+    "eval_every",
+    "eval_nodes",
+    "eval_examples",
+    "evaluate_on",
+)
+_KEYS = (
+    "title",
+    "num_nodes",
+    "seeds",
+    "data",
+    "model",
+    "simulate",
+    "metrics",
+    "grids",
+    "tune",
+    "skip",
+    "targets",
+    *AXES,
+)
+
+
+class Case(NamedTuple):
+    """One combination of a study: runs of all seeds."""
+
+    labels: dict[str, str]  # by section of `AXES`
+    tables: dict[str, Any]  # what each label stands for
+
+    def name(self) -> str:
+        """Returns the labels in one line."""
+        return ", ".join(label for section, label in self.labels.items() if label != "none")
+
+    def without(self, section: str) -> "Case":
+        """Returns the case without one of its sections."""
+        parts = [{key: value for key, value in part.items() if key != section} for part in self]
+        return Case(*parts)
+
+    def id(self, study: "Study") -> str:
+        """Returns a name for files, with a checksum of all that the results depend on."""
+        parts = [self.tables, study.common()]
+        words = "-".join("".join(c if c.isalnum() else "_" for c in label) for label in self.labels.values())
+        return f"{words}-{zlib.crc32(json.dumps(parts, sort_keys=True).encode()):08x}"
+
+
+class Study(NamedTuple):
+    """A checked study."""
+
+    title: str
+    num_nodes: int
+    seeds: list[int]
+    data: dict[str, Any]
+    model: dict[str, Any]
+    simulate: dict[str, Any]
+    metrics: dict[str, Any]
+    grids: dict[str, list[float]]
+    tune: dict[str, Any]
+    skip: list[dict[str, Any]]
+    targets: list[float]  # accuracies until which to count messages, bytes and seconds
+    axes: dict[str, dict[str, Any]]
+
+    def common(self) -> dict[str, Any]:
+        """Returns what all cases share and their results depend on."""
+        kept = ("num_nodes", "seeds", "data", "model", "simulate", "metrics", "grids", "tune")
+        return {name: getattr(self, name) for name in kept}
+
+    def cases(self) -> list[Case]:
+        """Returns all combinations, without those to skip."""
+        found = []
+        for chosen in itertools.product(*self.axes.values()):
+            labels = dict(zip(self.axes, chosen, strict=True))
+            if not any(_matches(rule, labels) for rule in self.skip):
+                found.append(Case(labels, {section: self.axes[section][label] for section, label in labels.items()}))
+        return found
+
+
+def read(path: pathlib.Path) -> Study:
+    """Reads and checks the file of a study. A `ValueError` names the key, its value and what would do."""
+    try:
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+    try:
+        return parse(given)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def parse(given: Mapping[str, Any]) -> Study:
+    """Checks the tables of a study."""
+    _known("", given, _KEYS)
+    if "topologies" not in given or "data" not in given:
+        raise ValueError("a study needs at least the sections [data] and [topologies]")
+    axes: dict[str, Any] = {section: dict(given.get(section, default)) for section, default in AXES.items()}
+    grids = {name: _numbers(f"grids.{name}", values) for name, values in given.get("grids", {}).items()}
+    for section in ("partitions", "topologies"):
+        for label, table in axes[section].items():
+            names.check(section, table, f"{section}.{label}", _GIVEN[section])
+    for label, table in axes["algorithms"].items():
+        _check_grids(f"algorithms.{label}", table, grids)
+        names.check("algorithms", table, f"algorithms.{label}")
+    for label, several in axes["faults"].items():
+        for number, table in enumerate(several if isinstance(several, list) else [several]):
+            names.check("faults", table, f"faults.{label}[{number}]")
+    names.check("data", given["data"], "data")
+    model = given.get("model", {"use": "logistic_regression"})
+    names.check("models", model, "model", ("num_classes",))
+    for label, table in given.get("metrics", {}).items():
+        names.check("metrics", table, f"metrics.{label}", ("model",))
+    arguments = given.get("simulate", {})
+    _known("simulate", arguments, _ARGUMENTS)
+    tune = {"evaluate_on": "validation", "metric": "accuracy", "seeds": [0]} | given.get("tune", {})
+    _known("tune", tune, ("evaluate_on", "metric", "seeds", "epochs", "rounds", "without_faults"))
+    skip = given.get("skip", [])
+    for number, rule in enumerate(skip):
+        _check_rule(f"skip[{number}]", rule, axes)
+    return Study(
+        title=str(given.get("title", "study")),
+        num_nodes=_checks.integer("num_nodes", given.get("num_nodes"), 1),
+        seeds=[_checks.integer("seeds", seed, 0) for seed in given.get("seeds", [0])],
+        data=dict(given["data"]),
+        model=dict(model),
+        simulate=dict(arguments),
+        metrics=dict(given.get("metrics", {})),
+        grids=grids,
+        tune=tune,
+        skip=list(skip),
+        targets=[_checks.share("targets", value) for value in given.get("targets", [])],
+        axes=axes,
+    )
+
+
+def grids_of(table: Any) -> dict[str, str]:
+    """Returns the names of the grids that an algorithm refers to, and whether to "tune" or to "sweep" each."""
+    found: dict[str, str] = {}
+    for value in table.values() if isinstance(table, Mapping) else ():
+        if is_grid(value):
+            ((how, name),) = value.items()
+            found[name] = how
+        else:
+            found |= grids_of(value)
+    return found
+
+
+def is_grid(value: Any) -> bool:
+    """Whether a value in a file stands for those of a grid."""
+    return isinstance(value, Mapping) and len(value) == 1 and set(value) <= {"tune", "sweep"}
+
+
+def filled(table: Any, values: Mapping[str, Any]) -> Any:
+    """Puts values in the place of grids."""
+    if is_grid(table):
+        return values[next(iter(table.values()))]
+    return {name: filled(value, values) for name, value in table.items()} if isinstance(table, Mapping) else table
+
+
+def _check_grids(where: str, table: Any, grids: Mapping[str, Any]) -> None:
+    for name, how in grids_of(table).items():
+        if name not in grids:
+            raise ValueError(f"{where} refers to {{{how} = {name!r}}}, but [grids] has {', '.join(grids) or 'none'}")
+
+
+def _check_rule(where: str, rule: Any, axes: Mapping[str, Any]) -> None:
+    _known(where, rule, tuple(axes))
+    for section, labels in rule.items():
+        for label in labels if isinstance(labels, list) else [labels]:
+            if label not in axes[section]:
+                raise ValueError(f"{where}.{section}={label!r} is unknown: choose one of {', '.join(axes[section])}")
+
+
+def _matches(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    return all(
+        labels[section] in (wanted if isinstance(wanted, list) else [wanted]) for section, wanted in rule.items()
+    )
+
+
+def _known(where: str, table: Any, keys: tuple[str, ...]) -> None:
+    if not isinstance(table, Mapping):
+        raise ValueError(f"{where}={table!r} must be a table")
+    for key, value in table.items():
+        if key not in keys:
+            place = f"{where}.{key}" if where else key
+            raise ValueError(f"{place}={value!r} is unknown: choose one of {', '.join(keys)}")
+
+
+def _numbers(where: str, values: Any) -> list[float]:
+    if not isinstance(values, list) or not values:
+        raise ValueError(f"{where}={values!r} must be a list of numbers")
+    return [_checks.real(where, value, -float("inf")) for value in values]

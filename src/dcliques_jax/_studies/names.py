@@ -1,0 +1,99 @@
+"""From names and arguments in a file to the objects that they build."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import optax
+
+from dcliques_jax import algorithms, compressors, datasets, faults, models, partitions, topologies
+from dcliques_jax.metrics import per_class_accuracy
+
+_OPTIMIZERS = ("adabelief", "adagrad", "adam", "adamw", "lamb", "lion", "rmsprop", "sgd", "yogi")
+_LISTS = ("from_arrays", "from_edges", "from_indices", "from_matrices", "from_networkx", "sequence")  # need Python
+_WRITTEN = (
+    "remove_intra_clique_edges",
+    "over_topology",
+    "sends",
+    "model_bytes",
+    "coins",
+    "as_faults",
+    "first_key",
+    "random_bits",
+)
+
+Builders = Mapping[str, Callable[..., Any]]
+
+
+def _functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    names = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
+    found = {name: getattr(module, name) for name in names}
+    return {
+        name: function
+        for name, function in sorted(found.items())
+        if inspect.isfunction(function)
+        and function.__module__.startswith("dcliques_jax")
+        and name not in _LISTS + _WRITTEN
+    }
+
+
+BUILDERS: dict[str, Builders] = {
+    "data": _functions(datasets),
+    "models": {name: _functions(models)[name] for name in ("gn_lenet", "logistic_regression")},
+    "partitions": _functions(partitions),
+    "topologies": _functions(topologies),
+    "algorithms": _functions(algorithms),
+    "faults": _functions(faults),
+    "compressors": _functions(compressors),
+    "optimizers": {name: getattr(optax, name) for name in _OPTIMIZERS},
+    "metrics": {"per_class_accuracy": per_class_accuracy},
+}
+"""The names that a study may use, by section of the file."""
+
+# Arguments that are built themselves, from a table with `use`.
+_PARTS = {"algorithm": "algorithms", "compressor": "compressors", "optimizer": "optimizers"}
+
+
+def check(section: str, table: Any, where: str, given: tuple[str, ...] = ()) -> None:
+    """Raises a `ValueError` unless a table names a builder and arguments that it takes.
+
+    Args:
+      section: section of `BUILDERS`.
+      table: the table in the file.
+      where: the key of the table, for messages.
+      given: arguments that are passed without being in the table.
+    """
+    if not isinstance(table, Mapping):
+        raise ValueError(f"{where}={table!r} must be a table, with the name of a builder as `use`")
+    known, use = BUILDERS[section], table.get("use", where.rpartition(".")[2])
+    if use not in known:
+        raise ValueError(f"{where}.use={use!r} is unknown: choose one of {', '.join(known)}")
+    parameters = inspect.signature(known[use]).parameters
+    several = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    for name, value in table.items():
+        if name != "use" and name not in parameters and not several:
+            raise ValueError(
+                f"{where}.{name}={value!r} is not an argument of {use}, which takes {', '.join(parameters)}"
+            )
+        if name in _PARTS:
+            check(_PARTS[name], value, f"{where}.{name}")
+    needed = [
+        name for name, each in parameters.items() if each.default is each.empty and each.kind < each.VAR_POSITIONAL
+    ]
+    needed += [n for n, each in parameters.items() if each.default is each.empty and each.kind is each.KEYWORD_ONLY]
+    missing = [name for name in needed if name not in table and name not in given]
+    if missing:
+        raise ValueError(f"{where} has no {missing[0]}: {use} takes {', '.join(parameters)}")
+
+
+def build(section: str, label: str, table: Mapping[str, Any], **given: Any) -> Any:
+    """Builds what a table describes. `given` are arguments for builders that take them, unless the table has them."""
+    use = table.get("use", label)
+    builder = BUILDERS[section][use]
+    parameters = inspect.signature(builder).parameters
+    arguments = {name: value for name, value in given.items() if name in parameters}
+    for name, value in table.items():
+        if name != "use":
+            arguments[name] = build(_PARTS[name], "", value) if name in _PARTS else value
+    return builder(**arguments)

@@ -1,0 +1,162 @@
+"""What a study found: one table of all evaluations, and a report in Markdown with figures."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dcliques_jax import clocks
+from dcliques_jax._studies import runner
+from dcliques_jax._studies.runner import Outcome
+from dcliques_jax.results import MEASURED, Result
+
+_MOST_CURVES = 8  # in a figure
+
+
+def load(folder: pathlib.Path) -> Any:
+    """Makes one pandas table with a row per case, combination of a sweep, seed and evaluation."""
+    import pandas as pd
+
+    outcomes = [outcome for outcome in runner.kept_outcomes(folder) if outcome.result is not None]
+    frames = [_frame(outcome) for outcome in outcomes]
+    if not frames:
+        raise ValueError(f"{folder} has no finished run yet")
+    return pd.concat(frames, ignore_index=True)
+
+
+def _frame(outcome: Outcome) -> Any:
+    import pandas as pd
+
+    result = outcome.result
+    assert result is not None
+    combinations = result.combinations() or [{}]
+    frames = []
+    for values in combinations:
+        of_values = result.at(**values) if values else result
+        history, seeds = of_values.history, of_values.provenance["seeds"]
+        columns: dict[str, Any] = {**outcome.case.labels, **outcome.values, **values}
+        columns |= {"seed": np.repeat(seeds, len(history.round)), "round": np.tile(history.round, len(seeds))}
+        columns["epoch"] = np.tile(history.epoch, len(seeds))
+        columns |= _columns(of_values)
+        frames.append(pd.DataFrame(columns))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _columns(result: Result) -> dict[str, np.ndarray]:
+    """Returns the measurements of each seed and evaluation, of nodes the mean and extremes."""
+    columns: dict[str, np.ndarray] = {}
+    for name, axes in MEASURED.items():
+        values = getattr(result.history, name)
+        if axes == ():
+            columns[name] = values.ravel()
+        elif axes != ("eval_examples",):
+            columns[name] = values.mean(axis=-1).ravel()
+            columns |= {f"{name}_min": values.min(axis=-1).ravel(), f"{name}_max": values.max(axis=-1).ravel()}
+    if result.traffic:
+        columns["seconds_lan"] = result.seconds(clocks.LAN).ravel()
+        columns["seconds_wan"] = result.seconds(clocks.WAN).ravel()
+    return columns
+
+
+def write_report(folder: pathlib.Path) -> str:
+    """Writes `report.md` and figures into the folder; returns the text."""
+    study, outcomes = runner.read_study(folder), runner.kept_outcomes(folder)
+    finished = [outcome for outcome in outcomes if outcome.result is not None]
+    refused = [outcome for outcome in outcomes if outcome.refused is not None]
+    missing = len(outcomes) - len(finished) - len(refused)
+    hours = sum(outcome.result.provenance["seconds"] for outcome in finished if outcome.result) / 3600
+    lines = [
+        f"# {study.title}",
+        "",
+        f"{len(finished)} cases are finished, in {hours:.1f} hours; {len(refused)} are impossible, {missing} not run.",
+        "Accuracies are means over seeds after the last round, in percent: the mean over nodes, the lowest node, and",
+        "the mean model. Messages, bytes and seconds are per node until the mean over nodes first reaches a target.",
+    ]
+    groups: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in finished:
+        labels = outcome.case.labels
+        groups.setdefault((labels["partitions"], labels["faults"]), []).append(outcome)
+    for number, ((partition, faults), group) in enumerate(groups.items()):
+        ranked = sorted(group, key=lambda outcome: -_last(outcome)["accuracy"])
+        lines += [
+            "",
+            f"## {partition}, {'no faults' if faults == 'none' else faults}",
+            "",
+            *_table(ranked, study.targets),
+        ]
+        figure = f"accuracy-{number}.png"
+        _draw(ranked[:_MOST_CURVES], folder / figure)
+        lines += ["", f"![Accuracy over epochs and bytes]({figure})"]
+    if refused:
+        lines += ["", "## Not possible", ""]
+        lines += [f"- {outcome.case.name()}: {outcome.refused}" for outcome in refused]
+    text = "\n".join(lines) + "\n"
+    (folder / "report.md").write_text(text, encoding="utf-8")
+    return text
+
+
+def _parts(outcome: Outcome) -> list[tuple[str, Result]]:
+    """Returns the label and result of an outcome, of a sweep those of the best combination."""
+    result = outcome.result
+    assert result is not None
+    best = result.best() if result.combinations() else result
+    values = {**outcome.values, **(best.provenance.get("sweep") or {})}
+    told = ", ".join(f"{name} {value:g}" for name, value in values.items())
+    return [(told, best)]
+
+
+def _last(outcome: Outcome) -> dict[str, Any]:
+    ((told, result),) = _parts(outcome)
+    accuracy = result.history.accuracy[..., -1, :]
+    return {
+        "values": told,
+        "accuracy": float(accuracy.mean()),
+        "lowest": float(accuracy.min(axis=-1).mean()),
+        "mean model": float(result.history.mean_model_accuracy[..., -1].mean()),
+        "deviation": float(accuracy.mean(axis=-1).std(ddof=1)) if accuracy.shape[0] > 1 else float("nan"),
+    }
+
+
+def _table(outcomes: Sequence[Outcome], targets: Sequence[float]) -> list[str]:
+    heads = ["topology", "algorithm", "values", "accuracy", "lowest", "mean model"]
+    heads += [f"{what} to {target:.0%}" for target in targets for what in ("messages", "MB", "s (WAN)")]
+    rows = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for outcome in outcomes:
+        last, labels = _last(outcome), outcome.case.labels
+        spread = "" if np.isnan(last["deviation"]) else f" ± {100 * last['deviation']:.1f}"
+        cells = [labels["topologies"], labels["algorithms"], last["values"], f"{100 * last['accuracy']:.1f}{spread}"]
+        cells += [f"{100 * last[name]:.1f}" for name in ("lowest", "mean model")]
+        for target in targets:
+            cells += _until(_parts(outcome)[0][1], target)
+        rows.append("| " + " | ".join(cells) + " |")
+    return rows
+
+
+def _until(result: Result, target: float) -> list[str]:
+    """Returns what a node sends until the mean over nodes and seeds reaches a target, or "never"."""
+    history = result.history
+    reached = np.flatnonzero(history.accuracy.mean(axis=(0, -1)) >= target)
+    if len(reached) == 0:
+        return ["never"] * 3
+    at = int(reached[0])
+    seconds = result.seconds(clocks.WAN)[:, at].mean() if result.traffic else np.nan
+    return [f"{history.messages[:, at].mean():,.0f}", f"{history.bytes[:, at].mean() / 1e6:.1f}", f"{seconds:,.1f}"]
+
+
+def _draw(outcomes: Sequence[Outcome], path: pathlib.Path) -> None:
+    import matplotlib.pyplot as plt
+
+    from dcliques_jax import plotting
+
+    curves = {}
+    for outcome in outcomes:
+        labels = outcome.case.labels
+        curves[f"{labels['topologies']}, {labels['algorithms']}"] = _parts(outcome)[0][1]
+    figure, axes = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    for panel, x in zip(axes, ("epoch", "bytes"), strict=True):
+        plotting.plot_accuracy(curves, ax=panel, x=x)
+    axes[1].set_xscale("log")
+    axes[1].get_legend().remove()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
