@@ -58,7 +58,10 @@ def read_study(folder: pathlib.Path) -> Study:
     path = folder / COPY
     if not path.exists():
         raise ValueError(f"{folder} holds no study: run one with `python -m dcliques_jax run FILE --out {folder}`")
-    return Study(**files.read_json(path)["study"])
+    try:
+        return Study(**files.read_json(path)["study"])
+    except TypeError as error:
+        raise ValueError(f"{path} was written by another version of this library: {error}") from None
 
 
 def _chosen(study: Study, only: list[str]) -> list[Case]:
