@@ -1,0 +1,251 @@
+"""Studies: what a file may say, and runs that are never repeated, resumed bit for bit and reported."""
+
+import inspect
+import pathlib
+import tomllib
+
+import numpy as np
+import optax
+import pytest
+
+from dcliques_jax import algorithms, datasets, partitions, simulate, studies, topologies
+from dcliques_jax.__main__ import main
+from dcliques_jax._studies import file, kept
+
+TEXT = """
+title = "Small"
+num_nodes = 10
+seeds = [0, 1]
+targets = [0.3, 0.99]
+data = {use = "synthetic", num_train = 300}
+simulate = {rounds = 4, eval_every = 2, batch_size = 10}
+tune = {evaluate_on = "test", rounds = 2}
+
+[grids]
+rate = [0.03, 0.3]
+
+[partitions.shards]
+
+[topologies.ring]
+[topologies.moving]
+use = "one_peer_exponential"
+
+[algorithms.dsgd]
+optimizer = {use = "sgd", learning_rate = {tune = "rate"}}
+[algorithms.d2]
+optimizer = {use = "sgd", learning_rate = 0.1}
+
+[faults]
+none = []
+loss = [{use = "message_loss", p = 0.1}]
+"""
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "small.toml").write_text(TEXT)
+    return folder, studies.run(folder / "small.toml", folder / "out", progress=False)
+
+
+def test_all_combinations_are_run_with_all_seeds(done):
+    _, outcomes = done
+    assert len(outcomes) == 1 * 2 * 2 * 2
+    assert {outcome.case.labels["topologies"] for outcome in outcomes} == {"ring", "moving"}
+    assert all((outcome.result is None) != (outcome.refused is None) for outcome in outcomes)
+    found = [outcome.result.history.accuracy.shape for outcome in outcomes if outcome.result is not None]
+    assert set(found) == {(2, 3, 10)}
+
+
+def test_a_case_is_the_call_of_simulate_that_it_describes(done):
+    _, outcomes = done
+    dataset = datasets.synthetic(num_train=300)
+    data = [partitions.shards(dataset, 10, seed=seed) for seed in (0, 1)]
+    graphs = [topologies.ring(10, seed=seed) for seed in (0, 1)]
+    alone = simulate(
+        graphs,
+        data,
+        algorithm=algorithms.d2(optax.sgd(0.1)),
+        rounds=4,
+        eval_every=2,
+        batch_size=10,
+        seeds=[0, 1],
+        progress=False,
+    )
+    (found,) = (o.result for o in outcomes if list(o.case.labels.values()) == ["shards", "ring", "d2", "none"])
+    np.testing.assert_array_equal(found.history.accuracy, alone.history.accuracy)
+    np.testing.assert_array_equal(found.history.loss, alone.history.loss)
+
+
+def test_values_are_tuned_once_and_without_faults(done):
+    folder, outcomes = done
+    tuned = [outcome for outcome in outcomes if outcome.case.labels["algorithms"] == "dsgd"]
+    assert len(list((folder / "out" / "tuning").iterdir())) == 2  # one per topology
+    for outcome in tuned:
+        assert outcome.values["rate"] in (0.03, 0.3)
+    by_topology = {}
+    for outcome in tuned:
+        by_topology.setdefault(outcome.case.labels["topologies"], set()).add(outcome.values["rate"])
+    assert all(len(values) == 1 for values in by_topology.values())
+
+
+def test_what_an_algorithm_does_not_allow_is_kept_with_the_reason(done):
+    _, outcomes = done
+    refused = {outcome.case.name(): outcome.refused for outcome in outcomes if outcome.refused is not None}
+    assert set(refused) == {"shards, moving, d2", "shards, moving, d2, loss"}
+    assert "gradient_tracking" in refused["shards, moving, d2"]
+
+
+def test_nothing_finished_is_run_again(done, monkeypatch):
+    folder, before = done
+    monkeypatch.setattr(kept, "trained", None)
+    again = studies.run(folder / "small.toml", folder / "out", resume=True, progress=False)
+    for one, other in zip(before, again, strict=True):
+        assert one.refused == other.refused
+        if one.result is not None:
+            np.testing.assert_array_equal(one.result.history.loss, other.result.history.loss)
+    with pytest.raises(ValueError, match="continue with --resume"):
+        studies.run(folder / "small.toml", folder / "out", progress=False)
+
+
+def test_an_interrupted_study_resumes_to_the_same_bits(done, tmp_path, monkeypatch):
+    _, before = done
+    (tmp_path / "small.toml").write_text(TEXT)
+    real = kept.simulate
+
+    def interrupted(*arguments, **options):
+        """Stops after the second evaluation, as Ctrl-C would."""
+        result = real(*arguments, **options | {"on_evaluation": lambda record: record.round == 2})
+        object.__setattr__(result, "interrupted", True)
+        return result
+
+    monkeypatch.setattr(kept, "simulate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        studies.run(tmp_path / "small.toml", tmp_path / "out", only=["ring", "d2", "none"], progress=False)
+    monkeypatch.setattr(kept, "simulate", real)
+    options = {"only": ["ring", "d2", "none"], "resume": True, "progress": False}
+    (outcome,) = studies.run(tmp_path / "small.toml", tmp_path / "out", **options)
+    (found,) = (o.result for o in before if o.case.labels == outcome.case.labels)
+    np.testing.assert_array_equal(outcome.result.history.loss, found.history.loss)
+    np.testing.assert_array_equal(outcome.result.history.train_loss, found.history.train_loss)
+    assert not list((tmp_path / "out").rglob("checkpoint"))
+
+
+def test_results_load_as_one_table(done):
+    folder, outcomes = done
+    frame = studies.load(folder / "out")
+    finished = [outcome for outcome in outcomes if outcome.result is not None]
+    assert len(frame) == len(finished) * 2 * 3
+    part = frame[(frame["topologies"] == "ring") & (frame["algorithms"] == "d2") & (frame["faults"] == "loss")]
+    part = part[(part["seed"] == 1) & (part["round"] == 4)]
+    (found,) = (o.result for o in finished if list(o.case.labels.values()) == ["shards", "ring", "d2", "loss"])
+    assert part["accuracy"].item() == found.history.accuracy[1, -1].mean()
+    assert part["accuracy_min"].item() == found.history.accuracy[1, -1].min()
+    assert part["bytes"].item() == found.history.bytes[1, -1]
+    assert part["seconds_wan"].item() > part["seconds_lan"].item() > 0
+
+
+def test_the_report_has_a_table_and_a_figure_of_every_condition(done, capsys):
+    folder, _ = done
+    assert main(["report", str(folder / "out")]) == 0
+    text = capsys.readouterr().out
+    assert (folder / "out" / "report.md").read_text() in text
+    assert "## shards, no faults" in text
+    assert "## shards, loss" in text
+    assert "never" in text
+    assert "## Not possible" in text
+    assert len(list((folder / "out").glob("accuracy-*.png"))) == 2
+
+
+def test_sweeps_are_kept_whole(tmp_path):
+    given = tomllib.loads(TEXT.replace('tune = "rate"', 'sweep = "rate"'))
+    options = {"only": ["ring", "dsgd", "none"], "progress": False}
+    (outcome,) = studies.run(studies.parse(given), tmp_path, **options)
+    assert outcome.result.history.accuracy.shape == (2, 2, 3, 10)
+    frame = studies.load(tmp_path)
+    assert sorted(frame["rate"].unique()) == [0.03, 0.3]
+    assert "rate 0." in studies.report(tmp_path)
+
+
+def test_the_command_line_runs_lists_and_refuses(tmp_path, capsys):
+    (tmp_path / "small.toml").write_text(TEXT)
+    arguments = [str(tmp_path / "small.toml"), "--out", str(tmp_path / "out"), "--only", "moving", "d2"]
+    assert main(["run", *arguments]) == 0
+    assert "0 cases are finished, 2 are not possible" in capsys.readouterr().out
+    assert main(["run", *arguments]) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert main(["run", *arguments[:-2], "nowhere"]) == 2
+    assert "'nowhere' is unknown: choose among" in capsys.readouterr().err
+    assert main(["list"]) == 0
+    assert "comparison" in capsys.readouterr().out
+    assert main(["run", str(tmp_path / "none.toml")]) == 2
+    assert main(["report", str(tmp_path)]) == 2
+    assert "holds no study" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("num_nodes = 10", "nodes = 10", "nodes=10 is unknown: choose one of title, num_nodes"),
+        ("num_nodes = 10", "num_nodes = 0", "num_nodes=0"),
+        ('use = "one_peer_exponential"', 'use = "one_pear"', "topologies.moving.use='one_pear' is unknown: choose one"),
+        ("[topologies.ring]", "[topologies.ring]\ndegree = 3", "topologies.ring.degree=3 is not an argument of ring"),
+        ("[partitions.shards]", "[partitions.dirichlet]", "partitions.dirichlet has no alpha"),
+        ("[partitions.shards]", "[partitions]\nshards = 3", "partitions.shards=3 must be a table"),
+        (
+            '"sgd", learning_rate = 0.1',
+            '"sdg"',
+            "d2.optimizer.use='sdg' is unknown: choose one of adabelief",
+        ),
+        (
+            '"sgd", learning_rate = 0.1',
+            '"sgd", rate = 0.1',
+            "d2.optimizer.rate=0.1 is not an argument of sgd",
+        ),
+        ('{tune = "rate"}', '{tune = "rats"}', r"refers to \{tune = 'rats'\}, but \[grids\] has rate"),
+        ("rate = [0.03, 0.3]", 'rate = ["a"]', "grids.rate='a' must be a number"),
+        ("p = 0.1", "q = 0.1", r"faults.loss\[0\].q=0.1 is not an argument of message_loss"),
+        ("rounds = 4", "round = 4", "simulate.round=4 is unknown: choose one of epochs"),
+        ("targets = [0.3, 0.99]", "targets = [3]", "targets=3 must be a number in 0..1"),
+        (
+            "[grids]",
+            '[[skip]]\nalgorithms = "sgd"\n[grids]',
+            r"skip\[0\].algorithms='sgd' is unknown: choose one",
+        ),
+        ('data = {use = "synthetic", num_train = 300}', "", r"needs at least the sections \[data\]"),
+        ("seeds = [0, 1]", "seeds = [0, 1", "is not TOML"),
+    ],
+)
+def test_bad_files_are_refused_with_the_key_and_what_would_do(tmp_path, old, new, message):
+    assert old in TEXT
+    (tmp_path / "bad.toml").write_text(TEXT.replace(old, new))
+    with pytest.raises(ValueError, match=message):
+        studies.read(tmp_path / "bad.toml")
+
+
+def test_combinations_can_be_skipped():
+    given = tomllib.loads(TEXT) | {"skip": [{"algorithms": "d2", "faults": ["loss"]}, {"topologies": "moving"}]}
+    names = [case.name() for case in studies.parse(given).cases()]
+    assert names == ["shards, ring, dsgd", "shards, ring, dsgd, loss", "shards, ring, d2"]
+
+
+def test_other_definitions_have_other_folders():
+    one = studies.parse(tomllib.loads(TEXT))
+    other = studies.parse(tomllib.loads(TEXT.replace("learning_rate = 0.1", "learning_rate = 0.2")))
+    ids = [{case.name(): case.id(study) for case in study.cases()} for study in (one, other)]
+    assert ids[0]["shards, ring, dsgd"] == ids[1]["shards, ring, dsgd"]
+    assert ids[0]["shards, ring, d2"] != ids[1]["shards, ring, d2"]
+
+
+@pytest.mark.parametrize("name", ["comparison", "quickstart"])
+def test_shipped_studies_are_valid(name):
+    assert studies.read(name).cases()
+
+
+def test_arguments_of_simulate_are_those_of_simulate():
+    assert set(file._ARGUMENTS) <= set(inspect.signature(simulate).parameters)
+
+
+def test_the_quick_start_is_a_dozen_lines():
+    path = pathlib.Path(studies.shipped()["quickstart"])
+    assert sum(bool(line.strip()) for line in path.read_text().splitlines()) <= 15
