@@ -78,6 +78,8 @@ class Paced(Moving):
 def paced(weights: Weights, *, every: int = 1, times: int = 1) -> Weights:
     """Makes weights gossip less often, or several times in a round."""
     if isinstance(weights, Paced):
+        if times > 1 and weights.omegas is not None:
+            raise ValueError("Chebyshev gossip is repeated already: pass all its times to one repeated_gossip")
         return dataclasses.replace(weights, every=weights.every * every, times=weights.times * times)
     return Paced(weights, every=every, times=times)
 
