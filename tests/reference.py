@@ -284,9 +284,9 @@ class Fates:
     def _below(key, i, j, probability):
         return bits(key, i, j) < min(round(probability * 2**32), 2**32 - 1)
 
-    def places(self):
-        """The place of each node in the matrix of a round whose graph is drawn."""
-        key = folded(self.key, self.STEPS, self.number, self.PLACES)
+    def places(self, gossip=0):
+        """The place of each node in the matrix of a round whose graph is drawn, for each of its gossips."""
+        key = folded(self.key, self.STEPS, self.number, *[gossip][: gossip > 0], self.PLACES)
         return sorted(range(self.num_nodes), key=lambda i: bits(key, i, 0))
 
 
@@ -397,8 +397,8 @@ def exchanges(batches, classes, ws, g, fates=None, *, every=1, times=1, radius=0
             online, works = fates.online, fates.link_works
         talking = (number + 1) % every == 0
         taken = []
-        for _ in range(times if talking else 0):
-            places = fates.places() if drawn else range(n)
+        for gossip in range(times if talking else 0):
+            places = fates.places(gossip) if drawn else range(n)
             taken.append([[ws[gossips % len(ws)][p][q] for q in places] for p in places])
             gossips += 1
         heard = [[i == j or (online[j] and works(i, j)) for j in range(n)] for i in range(n)]

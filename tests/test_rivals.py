@@ -566,7 +566,10 @@ PARITY = [
     ("repeated gossip", "cliques", "bursts"),
     ("repeated gossip", "fully connected", "stragglers"),
     ("repeated gossip", "sequence", "composed"),
+    ("repeated gossip", "drawn", "message loss"),
     ("tracking, both", "sequence", "message loss"),
+    ("tracking, averaging", "cliques", "churn"),
+    ("local steps", "drawn", "churn"),
     ("SAM", "cliques", "churn"),
     ("SAM, tracking", "directed", None),
 ]
