@@ -568,7 +568,6 @@ PARITY = [
     ("repeated gossip", "sequence", "composed"),
     ("repeated gossip", "drawn", "message loss"),
     ("tracking, both", "sequence", "message loss"),
-    ("tracking, averaging", "cliques", "churn"),
     ("local steps", "drawn", "churn"),
     ("SAM", "cliques", "churn"),
     ("SAM, tracking", "directed", None),
