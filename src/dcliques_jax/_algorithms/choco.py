@@ -35,10 +35,10 @@ def choco(
 
         Y = X + u,   H <- H + C(Y - H),   X <- Y + step_size (W - I) H      u = optimizer(G), H = 0 at first
 
-    H holds the copies that neighbours have of each model; neighbours must not miss a message, so neither faults nor
-    matrices that change from round to round are allowed.
-    The compressor C sees all parameters of a node as one vector. Without compression and with a step size of 1 it is
-    `dsgd`. Tune the step size between 0.05 and 1: more compression needs a smaller one.
+    H holds the copies that neighbours have of each model. Neighbours must not miss a message, so neither faults nor
+    matrices that change from round to round are allowed. The compressor C sees all parameters of a node as one vector.
+    Without compression and with a step size of 1 it is `dsgd`. Tune the step size between 0.05 and 1: more compression
+    needs a smaller one.
 
     Args:
       optimizer: any optax transformation.
