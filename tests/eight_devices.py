@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import optax
 import pytest
 
 from dcliques_jax import (
     algorithms,
+    compressors,
     datasets,
     faults,
     layers,
@@ -287,6 +289,40 @@ def test_draws_by_node_are_the_same_on_eight_devices():
         assert len(np.unique(alone)) == len(alone)
 
 
+def digraph():
+    arcs = [(j, (j + step) % 37) for j in range(37) for step in (1, 3) if step == 1 or j % 2 == 0]
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(37))
+    graph.add_edges_from(arcs)
+    return topologies.from_networkx(graph)
+
+
+PLAIN = algorithms.dsgd(optax.sgd(0.1))
+RIVALS = {
+    "tracking": (algorithms.gradient_tracking(optax.adam(0.01)), TOPOLOGIES["small world"]),
+    "D2": (algorithms.d2(), TOPOLOGIES["ring of cliques"]),
+    "lazy D2": (algorithms.d2(lazy=True), TOPOLOGIES["fully connected"]),
+    "gossiped momentum": (algorithms.gossip_momentum(0.05), TOPOLOGIES["fully connected"]),
+    "quasi-global momentum": (algorithms.quasi_global_momentum(0.05), TOPOLOGIES["ring"]),
+    "push-sum": (algorithms.push_sum(), (digraph(), UNEVEN)),
+    "CHOCO": (algorithms.choco(optax.sgd(0.1), compressors.random_k(0.3), 0.5), TOPOLOGIES["small world"]),
+    "quantised CHOCO": (algorithms.choco(optax.sgd(0.1), compressors.quantise(15), 0.5), TOPOLOGIES["ring"]),
+    "local steps": (algorithms.local_steps(PLAIN, 3), TOPOLOGIES["small world"]),
+    "repeated gossip": (algorithms.repeated_gossip(PLAIN, 2), TOPOLOGIES["ring of cliques"]),
+    "Chebyshev": (algorithms.repeated_gossip(PLAIN, 3, chebyshev=True), TOPOLOGIES["ring"]),
+    "SAM": (algorithms.sam(algorithms.gradient_tracking(), 0.1), TOPOLOGIES["ring"]),
+}
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_rivals_are_the_same_on_eight_devices(name):
+    algorithm, where = RIVALS[name]
+    one, other = (run(*where, algorithm=algorithm, mesh=m) for m in (mesh(), None))
+    assert_close(one, other)
+    for measure in ("messages", "bytes"):
+        np.testing.assert_array_equal(getattr(one.history, measure), getattr(other.history, measure), err_msg=measure)
+
+
 # Faults and moving graphs
 
 
@@ -331,12 +367,26 @@ def test_sequences_run_on_eight_devices(tmp_path):
         assert_same_faults(run(rings[0], UNEVEN, **arguments), alone)
 
 
+@pytest.mark.parametrize("paced", [algorithms.local_steps(PLAIN, 2), algorithms.repeated_gossip(PLAIN, 2)])
+def test_faults_at_another_pace_are_the_same_on_eight_devices(paced):
+    rings = topologies.sequence([topologies.ring(37, seed=turn) for turn in range(3)])
+    given = {"faults": FAULTS["links and nodes"], "algorithm": paced}
+    assert_same_faults(*(run(rings, UNEVEN, mesh=m, **given) for m in (mesh(), None)))
+
+
 def test_directed_matrices_run_on_eight_devices():
     own = np.eye(37)
     matrices = [(own + np.roll(own, shift, axis=1)) / 2 for shift in (1, 2, 4)]
     for given in (matrices[0], matrices):
         topology = topologies.from_matrices(given)
         assert_close(*(run(topology, UNEVEN, mesh=m) for m in (mesh(), None)))
+
+
+def test_push_sum_over_a_sequence_is_refused_on_a_mesh():
+    own = np.eye(37)
+    peers = topologies.from_matrices([(own + np.roll(own, shift, axis=1)) / 2 for shift in (1, 2, 4)])
+    with pytest.raises(ValueError, match=r"push-sum over matrices that change .* needs one device: omit mesh"):
+        run(peers, UNEVEN, algorithm=algorithms.push_sum(), mesh=mesh())
 
 
 def test_drawn_graphs_are_refused_on_a_mesh():

@@ -284,9 +284,9 @@ class Fates:
     def _below(key, i, j, probability):
         return bits(key, i, j) < min(round(probability * 2**32), 2**32 - 1)
 
-    def places(self):
-        """The place of each node in the matrix of a round whose graph is drawn."""
-        key = folded(self.key, self.STEPS, self.number, self.PLACES)
+    def places(self, gossip=0):
+        """The place of each node in the matrix of a round whose graph is drawn, for each of its gossips."""
+        key = folded(self.key, self.STEPS, self.number, *[gossip][: gossip > 0], self.PLACES)
         return sorted(range(self.num_nodes), key=lambda i: bits(key, i, 0))
 
 
@@ -330,3 +330,199 @@ def faulty_dsgd(params, batches, ws, g, learning_rate, momentum, fates, drawn=Fa
                         weight[i][j] * (x[j] - x[i]) for j in range(n) if j != i and weight[i][j] != 0 and heard[i][j]
                     )
     return params, sent, lost
+
+
+# Rivals of D-SGD, on models as rows of a matrix: the bias first, then the kernel
+
+
+def as_rows(params):
+    pairs = zip(params["bias"], params["kernel"], strict=True)
+    return np.array([np.concatenate([bias.ravel(), kernel.ravel()]) for bias, kernel in pairs])
+
+
+def as_params(rows, classes):
+    kernels = rows[:, classes:].reshape(len(rows), -1, classes)
+    return {"bias": rows[:, :classes], "kernel": kernels}
+
+
+class Exchange:
+    """What nodes hear in one round: matrices as faults left them, in the order in which they multiply."""
+
+    def __init__(self, number, batch, classes, ws, g, online, radius=0.0):
+        self.number, self.batch, self.classes = number, batch, classes
+        self.ws, self.g, self.online, self.radius = ws, g, online, radius
+
+    def gradients(self, x):
+        """The gradients that Clique Averaging leaves, at the worst models nearby if there is a radius."""
+        found = self._at(x)
+        if self.radius:
+            steps = [self.radius * g / np.linalg.norm(g) if g.any() else g for g in found]
+            found = self._at(x + np.array(steps))
+        return _times(self.g, found)
+
+    def _at(self, x):
+        found = np.zeros_like(x)
+        params = as_params(x, self.classes)
+        for i, (inputs, labels) in enumerate(self.batch):
+            _, kernel, bias = logistic_loss_and_gradient(params["kernel"][i], params["bias"][i], inputs, labels)
+            found[i] = np.concatenate([bias, kernel.ravel()])
+        return found
+
+    def gossip(self, x):
+        for w in self.ws:
+            x = _times(w, x)
+        return x
+
+    def kept(self, after, before):
+        """Offline nodes keep what they have."""
+        return np.array([after[i] if self.online[i] else before[i] for i in range(len(before))])
+
+
+def _times(w, x):
+    return np.array([sum(w[i][j] * x[j] for j in range(len(x)) if w[i][j] != 0) for i in range(len(x))])
+
+
+def exchanges(batches, classes, ws, g, fates=None, *, every=1, times=1, radius=0.0, drawn=False):
+    """The rounds of a run, and the messages of each: models sent, gradients sent, and how many of both were lost.
+
+    Nodes gossip `times` times after every `every`-th round; the matrices `ws` take turns, one per gossip.
+    """
+    rounds, counts = [], []
+    gossips = 0
+    for number, batch in enumerate(batches):
+        n, sent, lost = len(batch), [0, 0], 0
+        online, works = [True] * n, lambda i, j: True
+        if fates is not None:
+            fates.start_round(number)
+            online, works = fates.online, fates.link_works
+        talking = (number + 1) % every == 0
+        taken = []
+        for gossip in range(times if talking else 0):
+            places = fates.places(gossip) if drawn else range(n)
+            taken.append([[ws[gossips % len(ws)][p][q] for q in places] for p in places])
+            gossips += 1
+        heard = [[i == j or (online[j] and works(i, j)) for j in range(n)] for i in range(n)]
+        averages = np.asarray(g if talking else np.eye(n))
+        for kind, matrices in enumerate((taken, [averages])):
+            for matrix in matrices:
+                for i in range(n):
+                    for j in range(n):
+                        if i != j and matrix[i][j] != 0 and online[j]:
+                            sent[kind] += 1
+                            lost += not (online[i] and heard[i][j])
+        kept = []
+        for matrix in taken:  # the weight of a lost message stays with the receiver
+            w = np.array([[matrix[i][j] if heard[i][j] else 0.0 for j in range(n)] for i in range(n)])
+            for i in range(n):
+                w[i][i] = matrix[i][i] + sum(matrix[i][j] for j in range(n) if not heard[i][j])
+            kept.append(w)
+        averages = np.array([[averages[i][j] if heard[i][j] else 0.0 for j in range(n)] for i in range(n)])
+        averages = np.array([row / row.sum() for row in averages])
+        rounds.append(Exchange(number, batch, classes, kept, averages, list(online), radius))
+        counts.append((*sent, lost))
+    return rounds, counts
+
+
+def descent(x, rounds, rate):
+    """D-SGD: X <- W (X - rate G)."""
+    for at in rounds:
+        x = at.kept(at.gossip(x - rate * at.gradients(x)), x)
+    return x
+
+
+def chebyshev_descent(x, rounds, rate, eigenvalue, times):
+    """D-SGD with a polynomial of W: T_m(W / l) / T_m(1 / l), by the recursion of T_m itself."""
+    for at in rounds:
+        y = x - rate * at.gradients(x)
+        before, now = y, at.gossip(y) / eigenvalue
+        small, large = 1.0, 1 / eigenvalue
+        for _ in range(times - 1):
+            before, now = now, 2 * at.gossip(now) / eigenvalue - before
+            small, large = large, 2 * large / eigenvalue - small
+        x = now / large
+    return x
+
+
+def gradient_tracking(x, rounds, rate, momentum=0.0):
+    """Y = S + G - G_prev; X <- W (X - rate V), V = momentum V + Y; S <- W Y."""
+    s, last, v = np.zeros_like(x), np.zeros_like(x), np.zeros_like(x)
+    for at in rounds:
+        g = at.gradients(x)
+        y = s + g - last
+        moved = momentum * v + y
+        x, v = at.kept(at.gossip(x - rate * moved), x), at.kept(moved, v)
+        s, last = at.kept(at.gossip(y), s), at.kept(g, last)
+    return x
+
+
+def d2(x, rounds, rate):
+    """X+ = W (2 X - X_prev - rate (G - G_prev)), and W (X - rate G) at first: the form with two models in memory.
+
+    An offline node's own last two models stay, so it keeps its correction.
+    """
+    earlier, last = [None] * len(x), np.zeros_like(x)
+    for at in rounds:
+        g = at.gradients(x)
+        sent = np.array(
+            [
+                x[i] - rate * g[i] if earlier[i] is None else 2 * x[i] - earlier[i] - rate * (g[i] - last[i])
+                for i in range(len(x))
+            ]
+        )
+        after = at.gossip(sent)
+        for i in range(len(x)):
+            if at.online[i]:
+                earlier[i], last[i] = x[i].copy(), g[i]
+        x = at.kept(after, x)
+    return x
+
+
+def gossip_momentum(x, rounds, rate, momentum):
+    """M = b M + G; X <- W (X - rate M); M <- W M."""
+    m = np.zeros_like(x)
+    for at in rounds:
+        half = momentum * m + at.gradients(x)
+        x, m = at.kept(at.gossip(x - rate * half), x), at.kept(at.gossip(half), m)
+    return x
+
+
+def quasi_global_momentum(x, rounds, rate, momentum, nesterov=False):
+    """M = b M' + G; X+ = W (X - rate M), or with G + b M; M' <- b M' + (1 - b) (X - X+) / rate. Rates may vary."""
+    m = np.zeros_like(x)
+    for at in rounds:
+        eta = rate(at.number) if callable(rate) else rate
+        g = at.gradients(x)
+        direction = momentum * m + g
+        after = at.gossip(x - eta * (g + momentum * direction if nesterov else direction))
+        moved = (x - after) / eta if eta else np.zeros_like(x)
+        x, m = at.kept(after, x), at.kept(momentum * m + (1 - momentum) * moved, m)
+    return x
+
+
+def push_sum(x, rounds, rate):
+    """The sums X and the weights w are pushed; models are X / w."""
+    w = np.ones((len(x), 1))
+    z = x
+    for at in rounds:
+        x = at.gossip(x - rate * at.gradients(z))
+        w = at.gossip(w)
+        z = x / w
+    return z
+
+
+def choco(x, rounds, rate, step_size, compress):
+    """Every node keeps a copy of each neighbour's model; `compress(number, node, change)` is what is sent."""
+    n = len(x)
+    copies = [{j: np.zeros(x.shape[1]) for j in range(n)} for _ in range(n)]  # by holder, of whom
+    for at in rounds:
+        y = x - rate * at.gradients(x)
+        (w,) = at.ws
+        sent = [compress(at.number, j, y[j] - copies[j][j]) for j in range(n)]
+        for i in range(n):
+            for j in range(n):
+                if i == j or w[i][j] != 0:
+                    copies[i][j] = copies[i][j] + sent[j]
+        x = np.array(
+            [y[i] + step_size * sum(w[i][j] * (copies[i][j] - copies[i][i]) for j in range(n)) for i in range(n)]
+        )
+    return x

@@ -35,9 +35,10 @@ def choco(
 
         Y = X + u,   H <- H + C(Y - H),   X <- Y + step_size (W - I) H      u = optimizer(G), H = 0 at first
 
-    H holds the copies that neighbours have of each model; neighbours must not miss a message, so no fault is allowed.
-    The compressor C sees all parameters of a node as one vector. Without compression and with a step size of 1 it is
-    `dsgd`. Tune the step size between 0.05 and 1: more compression needs a smaller one.
+    H holds the copies that neighbours have of each model. Neighbours must not miss a message, so neither faults nor
+    matrices that change from round to round are allowed. The compressor C sees all parameters of a node as one vector.
+    Without compression and with a step size of 1 it is `dsgd`. Tune the step size between 0.05 and 1: more compression
+    needs a smaller one.
 
     Args:
       optimizer: any optax transformation.
@@ -98,4 +99,9 @@ def _check_pace(network: Network) -> None:
         raise ValueError(
             "choco sends one compressed change per round: it cannot skip rounds or gossip several times in one, omit "
             "local_steps and repeated_gossip"
+        )
+    if isinstance(network.gossip, mixing.Moving):
+        raise ValueError(
+            "choco needs neighbours that hear every change, but these matrices change from round to round: use a "
+            "topology with one matrix"
         )

@@ -131,5 +131,5 @@ def _check_stable(network: Network) -> None:
     if growth > _STABLE:
         raise ValueError(
             f"D2 is unstable on these gossip matrices: differences between nodes grow by {growth:.3g} per round; use "
-            "algorithms.gradient_tracking, or d2 with lazy=True if it was False"
+            "algorithms.gradient_tracking, or d2 with lazy=True if it was not"
         )

@@ -25,18 +25,23 @@ def d2_growth(weights: Weights) -> float:
     >>> round(d2_growth(topologies.ring(17).weights()), 4), round(d2_growth(topologies.grid(10, 10).weights()), 2)
     (0.9772, 1.51)
     """
-    base, times = (weights.base, weights.times) if isinstance(weights, Paced) else (weights, 1)
+    base, every = (weights.base, weights.every) if isinstance(weights, Paced) else (weights, 1)
     if isinstance(base, GroupMean | Identity):
-        return _of_modes(np.array(extremes(base)) if isinstance(base, GroupMean) else np.ones(1))
+        found = np.array(extremes(base)) if isinstance(base, GroupMean) else np.ones(1)
+        return 0.0 if base.num_nodes == 1 else _of_modes(_in_a_round(found, weights), every)
     if isinstance(base, Drawn):
         raise ValueError("D2 is not known to be stable on graphs that are drawn in every round: use gradient_tracking")
     matrices = weights.matrices()
-    every = weights.every if isinstance(weights, Paced) else 1
+    if len(matrices) == 1 and is_symmetric(matrices[0]):
+        if isinstance(weights, Paced) and weights.omegas is not None:  # the worst mode may be any
+            _check_size(base)
+            found = np.linalg.eigvalsh(matrices[0].toarray())[:-1]
+        else:
+            found = np.array(extremes(base))
+        return _of_modes(_in_a_round(found, weights), every)
     if len(matrices) == 1 and every == 1:
-        if is_symmetric(matrices[0]):
-            return _of_modes(np.array(extremes(base)) ** times)
         _check_size(base)
-        return _of_modes(np.linalg.eigvals(_centred(matrices[0])) ** times)
+        return _of_modes(_in_a_round(np.linalg.eigvals(_centred(matrices[0])), weights))
     _check_size(base)
     products: Any = [_centred(matrix) for matrix in matrices]
     if isinstance(weights, Paced):
@@ -48,9 +53,23 @@ def d2_growth(weights: Weights) -> float:
     return float(radius ** (1 / len(rounds)))
 
 
-def _of_modes(eigenvalues: np.ndarray) -> float:
-    root = np.sqrt(eigenvalues.astype(np.complex128) ** 2 - eigenvalues)
-    return float(max(np.abs(eigenvalues + root).max(), np.abs(eigenvalues - root).max()))
+def _in_a_round(eigenvalues: np.ndarray, weights: Weights) -> np.ndarray:
+    """Returns the eigenvalues of all gossips of a round together."""
+    if not isinstance(weights, Paced):
+        return eigenvalues
+    if weights.omegas is None:
+        return eigenvalues**weights.times
+    before, found = np.ones_like(eigenvalues), eigenvalues
+    for omega in np.asarray(weights.omegas)[0]:
+        before, found = found, omega * (eigenvalues * found - before) + before
+    return found
+
+
+def _of_modes(eigenvalues: np.ndarray, every: int = 1) -> float:
+    """Returns the largest factor per round, of `[[l, l], [l - 1, l]] [[1, k - 1], [0, 1]]` if nodes gossip every k."""
+    trace = (every + 1) * eigenvalues - (every - 1)
+    root = np.sqrt(trace.astype(np.complex128) ** 2 - 4 * eigenvalues)
+    return float(max(np.abs(trace + root).max(), np.abs(trace - root).max()) / 2) ** (1 / every)
 
 
 def _round(w: np.ndarray, q: np.ndarray) -> np.ndarray:

@@ -78,6 +78,8 @@ class Paced(Moving):
 def paced(weights: Weights, *, every: int = 1, times: int = 1) -> Weights:
     """Makes weights gossip less often, or several times in a round."""
     if isinstance(weights, Paced):
+        if times > 1 and weights.omegas is not None:
+            raise ValueError("Chebyshev gossip is repeated already: pass all its times to one repeated_gossip")
         return dataclasses.replace(weights, every=weights.every * every, times=weights.times * times)
     return Paced(weights, every=every, times=times)
 
@@ -89,10 +91,12 @@ def base_of(weights: Weights) -> Weights:
 
 def over_bases(convert: Callable[[Any], Several[Any]], weights: Several[Any]) -> Several[Any]:
     """Converts the weights of several runs, without their pace, which they keep."""
-    if not isinstance(weights[0], Paced):
+    pace = next((each for each in weights if isinstance(each, Paced)), None)
+    if pace is None:
         return convert(weights)
-    bases = convert([each.base for each in weights])
-    return [dataclasses.replace(each, base=base) for each, base in zip(weights, bases, strict=True)]
+    bases = convert([base_of(each) for each in weights])
+    paces = [each if isinstance(each, Paced) else pace for each in weights]  # an identity has the pace of the others
+    return [dataclasses.replace(each, base=base) for each, base in zip(paces, bases, strict=True)]
 
 
 class _InRound(Weights):
