@@ -5,13 +5,16 @@ A name is that of the public function, with a variant in brackets. `test_catalog
 
 import functools
 import itertools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import networkx as nx
 import numpy as np
 import optax
 import pytest
 
-from dcliques_jax import algorithms, cliques, datasets, mixing, models, partitions, topologies
+import reference
+from dcliques_jax import algorithms, cliques, compressors, datasets, mixing, models, partitions, topologies
 
 NODES, CLASSES = 20, 5
 CORNERS = 16  # nodes of the hypercube, whose number is a power of two
@@ -99,7 +102,7 @@ PARTITIONS = {
     "shards": lambda data, n, seed=0: partitions.shards(data, n, unequal=True, seed=seed),
     "one_class": lambda data, n, seed=0: partitions.one_class(data, n, seed=seed),
     "dirichlet": lambda data, n, seed=0: partitions.dirichlet(data, n, alpha=0.5, seed=seed),
-    "lin dirichlet": lambda data, n, seed=0: partitions.lin_dirichlet(data, n, alpha=0.5, seed=seed),
+    "lin_dirichlet": lambda data, n, seed=0: partitions.lin_dirichlet(data, n, alpha=0.5, seed=seed),
     "from_indices": lambda data, n, seed=0: partitions.from_indices(data, [range(i, 2 * i + 3) for i in range(n)]),
 }
 
@@ -124,16 +127,68 @@ def _lazy(topology):
     return (np.eye(topology.num_nodes) + mixing.metropolis_hastings(topology).to_dense()) / 2
 
 
-# Functions of the topology, since matrices belong to one.
+def _averaged(topology):
+    """W and G of D-SGD with Clique Averaging, if there are cliques."""
+    n, w = topology.num_nodes, reference.metropolis_hastings(topology.num_nodes, topology.edges)
+    if topology.clique_ids is None:
+        return w, np.eye(n)
+    inside = [(i, j) for i, j in topology.edges if topology.clique_ids[i] == topology.clique_ids[j]]
+    return w, reference.neighbourhood_average(n, inside)
+
+
+def _plain(topology):
+    return reference.metropolis_hastings(topology.num_nodes, topology.edges), np.eye(topology.num_nodes)
+
+
+def _own(topology):
+    n = topology.num_nodes
+    w = reference.metropolis_hastings(n, topology.edges)
+    return (np.eye(n) + w) / 2, reference.neighbourhood_average(n, topology.edges)
+
+
+class Method(NamedTuple):
+    """An algorithm, and the twin that it must equal."""
+
+    make: Callable[..., algorithms.Algorithm]  # of the topology, since matrices belong to one
+    twin: Callable  # in `reference`; those other than `dsgd` are held against it in test_rivals.py
+    matrices: Callable | None = None  # topology -> W and G, for `reference.dsgd`
+    rate: float = 0.1
+    momentum: float = 0.0
+
+
+SGD = optax.sgd(0.1)
+HEAVY = optax.sgd(0.05, momentum=0.9)
 ALGORITHMS = {
-    "dsgd": lambda topology: algorithms.dsgd(optax.sgd(0.1), clique_averaging=False),
-    "dsgd[clique averaging]": lambda topology: algorithms.dsgd(optax.sgd(0.1)),
-    "dsgd[momentum]": lambda topology: algorithms.dsgd(optax.sgd(0.05, momentum=0.9), clique_averaging=False),
-    "dsgd[momentum, clique averaging]": lambda topology: algorithms.dsgd(optax.sgd(0.05, momentum=0.9)),
-    "dsgd[own matrices]": lambda topology: algorithms.dsgd(
-        optax.sgd(0.1),
-        weights=_lazy(topology),
-        gradient_weights=mixing.neighbourhood_average(topology.num_nodes, topology.edges),
+    "dsgd": Method(lambda topology: algorithms.dsgd(SGD, clique_averaging=False), reference.dsgd, _plain),
+    "dsgd[clique averaging]": Method(lambda topology: algorithms.dsgd(SGD), reference.dsgd, _averaged),
+    "dsgd[momentum]": Method(
+        lambda topology: algorithms.dsgd(HEAVY, clique_averaging=False), reference.dsgd, _plain, 0.05, 0.9
     ),
-    "dsgd[adam]": lambda topology: algorithms.dsgd(optax.adam(0.01)),
+    "dsgd[momentum, clique averaging]": Method(
+        lambda topology: algorithms.dsgd(HEAVY), reference.dsgd, _averaged, 0.05, 0.9
+    ),
+    "dsgd[own matrices]": Method(
+        lambda topology: algorithms.dsgd(
+            SGD,
+            weights=_lazy(topology),
+            gradient_weights=mixing.neighbourhood_average(topology.num_nodes, topology.edges),
+        ),
+        reference.dsgd,
+        _own,
+    ),
+    "gradient_tracking": Method(lambda topology: algorithms.gradient_tracking(SGD), reference.gradient_tracking),
+    "d2": Method(lambda topology: algorithms.d2(SGD), reference.d2),
+    "gossip_momentum": Method(lambda topology: algorithms.gossip_momentum(0.05), reference.gossip_momentum),
+    "quasi_global_momentum": Method(
+        lambda topology: algorithms.quasi_global_momentum(0.05), reference.quasi_global_momentum
+    ),
+    "push_sum": Method(lambda topology: algorithms.push_sum(SGD), reference.push_sum),
+    "choco": Method(lambda topology: algorithms.choco(SGD, compressors.top_k(0.5), 0.3), reference.choco),
+    "local_steps": Method(lambda topology: algorithms.local_steps(algorithms.dsgd(SGD), 2), reference.descent),
+    "repeated_gossip": Method(lambda topology: algorithms.repeated_gossip(algorithms.dsgd(SGD), 2), reference.descent),
+    "repeated_gossip[chebyshev]": Method(
+        lambda topology: algorithms.repeated_gossip(algorithms.dsgd(SGD), 3, chebyshev=True),
+        reference.chebyshev_descent,
+    ),
+    "sam": Method(lambda topology: algorithms.sam(algorithms.dsgd(SGD), 0.05), reference.descent),
 }

@@ -140,12 +140,12 @@ def test_model(name):
 @pytest.mark.parametrize("name", catalogue.ALGORITHMS)
 def test_algorithm(name):
     topology = topologies.ring(catalogue.NODES)
-    algorithm = catalogue.ALGORITHMS[name](topology)
+    algorithm = catalogue.ALGORITHMS[name].make(topology)
     params = {"w": jnp.ones((catalogue.NODES, 3)), "b": jnp.ones(catalogue.NODES)}
     network = algorithm.network(topology)
     state = algorithm.init(params, network)
     round = algorithms.Round(jnp.array(0), jax.random.key(0), jnp.arange(catalogue.NODES), lambda params: params)
-    stepped, after = jax.jit(lambda *args: algorithm.step(*args, network, round))(params, params, state)
+    stepped, after = jax.jit(lambda *args: algorithm.step(*args, network.at(round), round))(params, params, state)
     assert jax.tree.map(jnp.shape, stepped) == jax.tree.map(jnp.shape, params)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     assert float(stepped["w"].max()) < 1  # the gradient is positive: it goes down

@@ -35,16 +35,10 @@ def reference_batches(data, seed, rounds, batch_size):
 
 
 def reference_run(topology, data, name, start, rounds, batch_size, seed=0):
-    n = topology.num_nodes
-    w, g = reference.metropolis_hastings(n, topology.edges), np.eye(n)
-    if "clique averaging" in name and topology.clique_ids is not None:
-        inside = [(i, j) for i, j in topology.edges if topology.clique_ids[i] == topology.clique_ids[j]]
-        g = reference.neighbourhood_average(n, inside)
-    if "own matrices" in name:
-        w, g = (np.eye(n) + w) / 2, reference.neighbourhood_average(n, topology.edges)
-    learning_rate, momentum = (0.05, 0.9) if "momentum" in name else (0.1, 0.0)
-    stacked = {key: np.broadcast_to(value, (n, *value.shape)) for key, value in start.items()}
-    return reference.dsgd(stacked, reference_batches(data, seed, rounds, batch_size), w, g, learning_rate, momentum)
+    method = catalogue.ALGORITHMS[name]
+    stacked = {key: np.broadcast_to(value, (topology.num_nodes, *value.shape)) for key, value in start.items()}
+    batches = reference_batches(data, seed, rounds, batch_size)
+    return method.twin(stacked, batches, *method.matrices(topology), method.rate, method.momentum)
 
 
 def start(dtype):
@@ -62,7 +56,7 @@ def check(topology_name, partition_name, algorithm_name, dtype, tolerance):
         topology,
         data,
         model=models.logistic_regression(catalogue.CLASSES),
-        algorithm=catalogue.ALGORITHMS[algorithm_name](topology),
+        algorithm=catalogue.ALGORITHMS[algorithm_name].make(topology),
         rounds=ROUNDS,
         eval_every=ROUNDS,
         batch_size=BATCH,
@@ -87,7 +81,7 @@ def check(topology_name, partition_name, algorithm_name, dtype, tolerance):
 
 def pairs():
     """Every two of a topology, a partition and an algorithm, as few triples as that takes: each compiles a program."""
-    all_algorithms = [name for name in catalogue.ALGORITHMS if "adam" not in name]
+    all_algorithms = [name for name, method in catalogue.ALGORITHMS.items() if method.twin is reference.dsgd]
     partitions = list(catalogue.PARTITIONS)
     # One class per node takes as many nodes as the others have.
     for number, topology in enumerate(t for t in catalogue.STATIC if catalogue.nodes_of(t) == catalogue.NODES):

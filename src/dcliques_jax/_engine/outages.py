@@ -150,8 +150,8 @@ def take(faults: Faults | None, state: Any, network: Network, round: Round, key:
         _draw_entries(faults, before, weights, round, key, online, here)
         for weights, before in zip(network, state.links, strict=True)
     ]
-    sent, lost = (sum(counts[1:], start=counts[0]) for counts in ([e.sent for e in entries], [e.lost for e in entries]))
-    counted = tuple(jnp.where(round.nodes >= 0, values, 0) for values in (sent, lost, here.astype(jnp.int32)))
+    counts = (*(entry.sent for entry in entries), *(entry.lost for entry in entries), here.astype(jnp.int32))
+    counted = tuple(jnp.where(round.nodes >= 0, values, 0) for values in counts)
     return Taken(
         Network(network.gossip.masked(entries[0].alive), network.gradients.renormalised(entries[1].alive)),
         FaultState(node_states, tuple(entry.state for entry in entries), state.ends),

@@ -131,7 +131,7 @@ def run(
         return over_runs(of_run)(carry, network, data)
 
     start = carry.round[0]  # shared by all runs, so that `vmap` keeps the condition on it
-    num_counts = 1 if program.faults is None else 4
+    num_counts = 1 if program.faults is None else 1 + 2 * len(network) + 1
     in_parts = carry_specs(carry)
     train = PartitionSpec(transfer.AXIS)
     in_specs = (

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from dcliques_jax import _checks, algorithms
+from dcliques_jax import _checks, algorithms, mixing
 from dcliques_jax._engine import cache_key, interrupts, layout, program, state
 from dcliques_jax._engine.evaluation import Evaluation
 from dcliques_jax._engine.plan import Plan, Recipe, Run
@@ -136,7 +136,7 @@ class Simulation:
             measured = self._run(count)
             seconds = max(time.monotonic() - started, 1e-9)
             before, numbers = self.round, np.arange(self.round, self.round + count)
-            sent = np.stack([of_run[:, numbers % of_run.shape[1]] for of_run in self._sent], axis=1)
+            sent = np.stack([of_run[..., numbers % of_run.shape[-1]] for of_run in self._sent], axis=2)
             self.tally = self.tally.plus(measured, RoundTraffic(*sent))
             self._complain(_nonfinite_losses(self.layout.runs, before, measured[0]))
             self._pace = int(np.clip(_PACE * count / seconds, 1, _most_rounds(self.layout)))
@@ -250,14 +250,20 @@ class Simulation:
 
 
 def _sent(sends: Any, network: Network, one_node: Any) -> np.ndarray:
-    """Returns messages, bytes and entries of matrices of all nodes in each turn of the network, `[3, turns]`."""
-    entries = algorithms.sends()(network, one_node).messages.sum(axis=1)
-    if sends is None:
-        return np.stack([np.full(entries.shape, np.nan)] * 2 + [entries])
-    told = sends(network, one_node)
-    parts = [told.messages.sum(axis=1), told.bytes.sum(axis=1), entries]
-    turns = math.lcm(*map(len, parts))
-    return np.stack([np.tile(part, turns // len(part)) for part in parts]).astype(np.float64)
+    """Returns messages, bytes and entries of all nodes over each matrix and in each turn, `[3, matrices, turns]`."""
+
+    def of_matrices(sends: Any) -> list[np.ndarray]:
+        """Returns messages and bytes over the gossip matrix, and what the other adds, `[2, turns]` each."""
+        alone = network._replace(gradients=mixing.Identity(network.gossip.num_nodes))
+        both, gossip = (np.stack([part.sum(axis=1) for part in sends(each, one_node)[:2]]) for each in (network, alone))
+        return [gossip, both - np.tile(gossip, both.shape[1] // gossip.shape[1])]
+
+    entries = [part[0] for part in of_matrices(algorithms.sends())]
+    told = [np.full((2, 1), np.nan)] * 2 if sends is None else of_matrices(sends)
+    turns = math.lcm(*(part.shape[-1] for part in (*entries, *told)))
+    messages_and_bytes = np.stack([np.tile(part, turns // part.shape[-1]) for part in told], axis=1)
+    counted = np.stack([np.tile(part, turns // len(part)) for part in entries])
+    return np.concatenate([messages_and_bytes, counted[None]]).astype(np.float64)
 
 
 def _most_rounds(layout: layout.Layout) -> int:

@@ -6,11 +6,11 @@ import numpy as np
 
 
 class RoundTraffic(NamedTuple):
-    """What all nodes send in some rounds, `[runs, rounds]`; NaN if unknown."""
+    """What all nodes send in some rounds over each matrix, `[matrices, runs, rounds]`; NaN if unknown."""
 
     messages: np.ndarray
     bytes: np.ndarray
-    entries: np.ndarray  # number of messages if every entry of the matrices is one
+    entries: np.ndarray  # number of messages if every entry of a matrix is one
 
 
 class Tally(NamedTuple):
@@ -40,7 +40,7 @@ class Tally(NamedTuple):
 
         Args:
           measured: mean losses of batches and batch sizes, `[runs, rounds, nodes]`. Under faults also the number of
-            messages to each node, how many of them were lost, and whether the node took part.
+            messages to each node over each matrix, how many of each were lost, and whether the node took part.
           traffic: what is sent in these rounds without faults.
         """
         sent, size, entries = traffic
@@ -48,9 +48,10 @@ class Tally(NamedTuple):
         sums = self.sums.copy()
         for row in np.moveaxis(losses * counts, 1, 0):  # one by one, for the same bits however rounds are grouped
             sums += row
-        online, lost = np.full(sent.shape, losses.shape[2]), np.zeros_like(sent)
+        online, lost = np.full(losses.shape[:2], losses.shape[2]), np.zeros_like(sent)
         if faulty:
-            to_nodes, lost, online = (values.sum(axis=2) for values in faulty)
+            *of_matrices, online = (values.sum(axis=2) for values in faulty)
+            to_nodes, lost = np.split(np.stack(of_matrices), 2)
             # Faults are counted per entry of a matrix. The algorithm says how many messages an entry is.
             each, size_of_each = (
                 np.divide(amount, entries, out=np.zeros(sent.shape), where=entries > 0) for amount in (sent, size)
@@ -62,9 +63,9 @@ class Tally(NamedTuple):
             self.counts + counts.sum(axis=1),
             self.online + online.sum(axis=1),
             self.rounds + losses.shape[1],
-            self.sent + sent.sum(axis=1),
-            self.lost + lost.sum(axis=1),
-            self.bytes + size.sum(axis=1),
+            self.sent + sent.sum(axis=(0, 2)),
+            self.lost + lost.sum(axis=(0, 2)),
+            self.bytes + size.sum(axis=(0, 2)),
         )
 
     def means(self) -> dict[str, np.ndarray]:
