@@ -63,11 +63,11 @@ def random_k(fraction: float) -> Compressor:
 
 
 def quantise(levels: int) -> Compressor:
-    """Rounds absolute values at random to multiples of |x| / levels (QSGD; Alistarh et al., 2017), scaled down.
+    """Rounds absolute values at random to multiples of `|x| / levels` (QSGD; Alistarh et al., 2017), scaled down.
 
         C(x)_i = |x| sign(x_i) floor(s |x_i| / |x| + U_i) / (s (1 + w))      w = min(d / s^2, sqrt(d) / s)
 
-    U is uniform in [0, 1), s = levels, delta = 1 / (1 + w). A message holds a sign and a level per entry, and |x|:
+    U is uniform in [0, 1), s = levels, delta = 1 / (1 + w). A message holds a sign and a level per entry, and the norm:
     d (1 + ceil(log2(s + 1))) / 8 + 4 bytes, rounded up.
 
     >>> quantise(15).bytes(1000)

@@ -40,7 +40,7 @@ def _functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 BUILDERS: dict[str, Builders] = {
     "data": _functions(datasets),
-    "models": {name: _functions(models)[name] for name in ("gn_lenet", "logistic_regression")},
+    "models": {name: _functions(models)[name] for name in ("gn_lenet", "logistic_regression", "mlp")},
     "partitions": _functions(partitions),
     "topologies": _functions(topologies),
     "algorithms": _functions(algorithms),
