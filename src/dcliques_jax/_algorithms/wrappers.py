@@ -40,9 +40,9 @@ def repeated_gossip(algorithm: Algorithm, times: int, chebyshev: bool = False) -
         y_0 = x,  y_1 = W x,  y_(j+1) = omega_(j+1) (W y_j - y_(j-1)) + y_(j-1)
         omega_1 = 2,  omega_(j+1) = 1 / (1 - lambda2^2 omega_j / 4)
 
-    The polynomial shrinks differences by `1 / T_m(1 / |lambda2|)` instead of `|lambda2|^m` (Scaman et al., ICML 2017). It
-    needs one symmetric matrix and no faults. A sequence of matrices advances with every gossip; Clique Averaging still
-    happens once per round.
+    The polynomial shrinks differences by `1 / T_m(1 / |lambda2|)` instead of `|lambda2|^m` (Scaman et al., ICML 2017).
+    It needs one symmetric matrix and no faults. A sequence of matrices advances with every gossip; Clique Averaging
+    still happens once per round.
 
     >>> from dcliques_jax import algorithms, datasets, partitions, simulate, topologies
     >>> data = partitions.shards(datasets.synthetic(), 10)
