@@ -134,7 +134,7 @@ def parse(given: Mapping[str, Any]) -> Study:
     arguments = given.get("simulate", {})
     _known("simulate", arguments, _ARGUMENTS)
     tune = {"evaluate_on": "validation", "metric": "accuracy", "seeds": [0]} | given.get("tune", {})
-    _known("tune", tune, ("evaluate_on", "metric", "seeds", "epochs", "rounds", "without_faults"))
+    _known("tune", tune, ("evaluate_on", "metric", "seeds", "epochs", "rounds"))
     skip = given.get("skip", [])
     for number, rule in enumerate(skip):
         _check_rule(f"skip[{number}]", rule, axes)

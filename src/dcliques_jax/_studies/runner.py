@@ -127,6 +127,8 @@ class _Runner:
         if result is None:
             tune = dict(self.study.tune)
             seeds, metric = tune.pop("seeds"), tune.pop("metric")
+            lengths = self.study.simulate | tune
+            tune["eval_every"] = lengths.get("rounds") or lengths.get("epochs", 10)  # only the end counts
             swept, seconds = self._trained(case, folder, seeds, {}, grids, **tune)
             result = self._keep(folder, case, swept.best(metric), seconds)
         return {name: float(value) for name, value in result.provenance["sweep"].items()}
