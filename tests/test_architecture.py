@@ -25,7 +25,7 @@ LAYERS = """
     _topologies.lattices _topologies.random_graphs _topologies.exponential _topologies.base
     _topologies.drawn _topologies.stl_fw
     topologies
-    mixing
+    mixing _store.arrays_by_name
     _mesh.placement _mesh.transfer _mesh.halos
     _reports.measures _reports.expected _reports.report _reports.comparison reports
     compressors

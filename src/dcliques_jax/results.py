@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import scipy.sparse
 
 from dcliques_jax import _html
-from dcliques_jax._store import files
+from dcliques_jax._store import arrays_by_name, files
 from dcliques_jax.algorithms import Traffic
 from dcliques_jax.clocks import Clock
 from dcliques_jax.topologies import Topology
@@ -324,17 +323,19 @@ class Result:
         """
         arrays = {f"history/{name}": np.asarray(value) for name, value in vars(self.history).items() if name != "extra"}
         arrays |= {f"history/extra/{name}": np.asarray(value) for name, value in self.history.extra.items()}
-        arrays |= _by_name("params", self.params)
+        arrays |= arrays_by_name.by_name("params", self.params)
         if state:
             if self.state is None:
                 raise ValueError("this result was loaded from a file without state: pass state=False")
             rest = self.state._asdict()
             del rest["params"]
-            arrays |= _by_name("state", rest)
+            arrays |= arrays_by_name.by_name("state", rest)
         several = isinstance(self.topology, list)
         graphs = self.topology if isinstance(self.topology, list) else [self.topology]
         for number, graph in enumerate(graphs):
-            arrays |= {f"topology/{number}/{name}": array for name, array in _topology_arrays(graph).items()}
+            arrays |= {
+                f"topology/{number}/{name}": array for name, array in arrays_by_name.topology_arrays(graph).items()
+            }
         for number, traffic in enumerate(self.traffic):
             arrays |= {f"traffic/{number}/{name}": a for name, a in traffic._asdict().items() if a is not None}
         about = {"provenance": self.provenance, "topologies": [graph.name for graph in graphs], "several": several}
@@ -355,10 +356,10 @@ class Result:
         try:
             arrays = files.read_arrays(path)
             about = json.loads(str(arrays.pop("about")))
-            parts = _nested(arrays)
+            parts = arrays_by_name.nested(arrays)
             provenance = dict(about["provenance"])
             graphs = [
-                _topology(parts["topology"][str(number)], int(provenance["num_nodes"]), str(name))
+                arrays_by_name.topology_of(parts["topology"][str(number)], int(provenance["num_nodes"]), str(name))
                 for number, name in enumerate(about["topologies"])
             ]
             params, state = parts.get("params", {}), None
@@ -373,71 +374,6 @@ class Result:
             raise
         except Exception as error:  # NumPy, zipfile and json raise many kinds for invalid files
             raise ValueError(f"{os.fspath(path)} is not what Result.save writes, or it is corrupt: {error}") from error
-
-
-def _topology_arrays(topology: Topology) -> dict[str, np.ndarray]:
-    """Returns all that a topology consists of but its name, by name."""
-    fields = ("edges", "clique_ids", "gradient_edges", "arcs")
-    arrays = {name: getattr(topology, name) for name in fields if getattr(topology, name) is not None}
-    for number, matrix in enumerate(topology.matrices or ()):
-        arrays |= {f"matrices/{number}/{name}": getattr(matrix, name) for name in ("data", "indices", "indptr")}
-    return arrays | {"drawn": np.array(topology.drawn)}
-
-
-def _topology(arrays: dict[str, Any], num_nodes: int, name: str) -> Topology:
-    """Inverts `_topology_arrays`, after `_nested`."""
-    saved = arrays.get("matrices", {})
-    parts = [[saved[str(number)][part] for part in ("data", "indices", "indptr")] for number in range(len(saved))]
-    matrices = tuple(scipy.sparse.csr_array(tuple(part), shape=(num_nodes, num_nodes)) for part in parts)
-    return Topology(
-        num_nodes=num_nodes,
-        edges=arrays["edges"],
-        clique_ids=arrays.get("clique_ids"),
-        gradient_edges=arrays.get("gradient_edges"),
-        name=name,
-        arcs=arrays.get("arcs"),
-        matrices=matrices or None,
-        drawn=bool(arrays["drawn"]),
-    )
-
-
-def named_leaves(prefix: str, tree: Any) -> dict[tuple[str, ...], np.ndarray]:
-    """Returns the leaves of a pytree by path, `(prefix, path, ...)`, as arrays that NumPy can save.
-
-    Random keys are converted to their data, and bfloat16 to float32.
-    """
-    arrays = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        is_key = isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        array = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
-        arrays[prefix, *names_of(path)] = array.astype(np.float32) if array.dtype.kind == "V" else array
-    return arrays
-
-
-def names_of(path: Any) -> list[str]:
-    """Returns the names in the path of a leaf."""
-    return [jax.tree_util.keystr((part,), simple=True) for part in path]
-
-
-def _by_name(prefix: str, tree: Any) -> dict[str, np.ndarray]:
-    """Returns the leaves of a pytree by name, `prefix/path/...`."""
-    arrays = named_leaves(prefix, tree)
-    for names in arrays:
-        if any("/" in name for name in names):
-            raise ValueError(f"arrays are saved by name, and names must not contain '/': {list(names[1:])}")
-    return {"/".join(names): array for names, array in arrays.items()}
-
-
-def _nested(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Converts arrays named `a/b/c` to nested dictionaries."""
-    parts: dict[str, Any] = {}
-    for name, array in arrays.items():
-        *places, last = name.split("/")
-        within = parts
-        for place in places:
-            within = within.setdefault(place, {})
-        within[last] = array
-    return parts
 
 
 def _columns(name: str, values: np.ndarray) -> dict[str, np.ndarray]:

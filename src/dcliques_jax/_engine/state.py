@@ -14,8 +14,9 @@ from dcliques_jax._engine.layout import Layout, stack_runs
 from dcliques_jax._engine.plan import Plan, Recipe, Run
 from dcliques_jax._engine.program import Carry, Data, carry_specs, shuffled
 from dcliques_jax._mesh import guards, transfer
+from dcliques_jax._store.arrays_by_name import named_leaves, names_of
 from dcliques_jax.algorithms import Algorithm, Network
-from dcliques_jax.results import State, named_leaves, names_of
+from dcliques_jax.results import State
 
 Params = Any
 
