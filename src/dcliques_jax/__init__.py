@@ -2,6 +2,7 @@
 
 from dcliques_jax import (
     algorithms,
+    augmentations,
     cliques,
     clocks,
     compressors,
@@ -35,6 +36,7 @@ __all__ = [
     "Simulation",
     "Topology",
     "algorithms",
+    "augmentations",
     "cliques",
     "clocks",
     "compressors",

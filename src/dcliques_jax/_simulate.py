@@ -42,6 +42,7 @@ def simulate(
     evaluate_on: Literal["test", "validation"] = "test",
     faults: Fault | Sequence[Fault] | None = None,
     metrics: Mapping[str, Any] | None = None,
+    augment: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
     on_nonfinite: Literal["raise", "warn"] = "raise",
     on_evaluation: Callable[[Record], Any] | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
@@ -86,6 +87,8 @@ def simulate(
       faults: what goes wrong in rounds: one of `dcliques_jax.faults` or a list. Default: nothing.
       metrics: additional metrics by name: functions `(params, inputs, labels)` of one node's model, see the module
         `metrics`. `history.extra` holds their values.
+      augment: function `(key, inputs) -> inputs` of one node's batch that changes training inputs at random in every
+        round, such as one of `dcliques_jax.augmentations`. Default: inputs stay as they are.
       on_nonfinite: what to do if a loss or a parameter is infinite or NaN: `"raise"` an error or `"warn"` once.
       on_evaluation: function that is called with a `results.Record` after every evaluation. The run stops if it returns
         `True`. A run that resumes from a checkpoint first repeats the calls for the earlier evaluations. If the seeds
@@ -148,6 +151,7 @@ def prepare(
     evaluate_on: Literal["test", "validation"] = "test",
     faults: Fault | Sequence[Fault] | None = None,
     metrics: Mapping[str, Any] | None = None,
+    augment: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
     on_nonfinite: Literal["raise", "warn"] = "raise",
     sweep: Mapping[str, Sequence[float]] | None = None,
     seed: int = 0,

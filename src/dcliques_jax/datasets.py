@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,13 @@ from dcliques_jax._sources import published, tfds
 _SPLIT_SEED = 20220829
 
 _MNIST_MEAN, _MNIST_DEVIATION = 0.1307, 0.3081
+# Mean and deviation of red, green and blue, as papers normalise CIFAR-10.
+_CIFAR10_CHANNELS = {
+    "common": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "exact": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
 _MNIST_BYTE_SCALE = (1 / 255 / _MNIST_DEVIATION, -_MNIST_MEAN / _MNIST_DEVIATION)
 
 ByteScale = tuple[float | np.ndarray, float | np.ndarray]
@@ -58,6 +66,13 @@ class Dataset:
             object.__setattr__(self, "byte_scale", byte_scale)
 
     __reduce__ = _arrays.rebuilt
+
+    @property
+    def black(self) -> Any:
+        """A byte of 0 as the model sees it, a number or one per channel: the `fill` of random crops."""
+        if self.byte_scale is None:
+            raise ValueError(f"{self.name} does not tell how inputs come from bytes: pass from_arrays a byte_scale")
+        return self.byte_scale[1]
 
     @functools.cached_property
     def train_bytes(self) -> np.ndarray | None:
@@ -268,8 +283,8 @@ def mnist(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     )
 
 
-def cifar10(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
-    """Loads CIFAR-10 as in the paper: 50,000 training and 10,000 test images, with pixels divided by 255.
+def cifar10(data_dir: str | os.PathLike[str] | None = None, *, normalise: str | None = None) -> Dataset:
+    """Loads CIFAR-10: 50,000 training and 10,000 test images, with pixels divided by 255 as in the paper.
 
     Checksums of the published files are verified.
 
@@ -277,8 +292,14 @@ def cifar10(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
       data_dir: folder that holds the published files in `cifar-10-batches-bin/` or `cifar-10-batches-py/`. Defaults to
         the environment variable `DCLIQUES_DATA_DIR`. Without either, the same images in the same order come from
         tensorflow-datasets, as in `from_tfds`.
+      normalise: whose mean to subtract and whose deviation to divide by, per channel. `"common"`: the deviations .2023,
+        .1994, .2010 of most papers on decentralised learning, which are too small; `"exact"`: those of all pixels;
+        `"half"`: .5 for all; `"imagenet"`: those of ImageNet. Default: none.
     """
-    return _scaled(published.cifar10(data_dir), 10, "cifar10")
+    if normalise is not None:
+        _checks.choice("normalise", normalise, tuple(_CIFAR10_CHANNELS))
+    channels = None if normalise is None else _CIFAR10_CHANNELS[normalise]
+    return _scaled(published.cifar10(data_dir), 10, "cifar10", channels)
 
 
 def from_tfds(
@@ -303,10 +324,18 @@ def from_tfds(
     return _scaled(images, num_classes, name)
 
 
-def _scaled(images: tfds.Arrays, num_classes: int, name: str) -> Dataset:
-    train_inputs, test_inputs = (pixels / np.float32(255) for pixels in (images.train_images, images.test_images))
-    splits = (train_inputs, images.train_labels, test_inputs, images.test_labels)
-    return from_arrays(*splits, num_classes=num_classes, name=name, byte_scale=(1 / 255, 0.0), copy=False)
+def _scaled(images: tfds.Arrays, num_classes: int, name: str, channels: Any = None) -> Dataset:
+    """Divides pixels by 255, and normalises them by the mean and the deviation of channels."""
+    inputs = [pixels / np.float32(255) for pixels in (images.train_images, images.test_images)]
+    scale: Any = (1 / 255, 0.0)
+    if channels is not None:
+        mean, deviation = (np.array(part, np.float64) for part in channels)
+        scale = (1 / (255 * deviation), -mean / deviation)
+        for pixels in inputs:
+            pixels -= mean.astype(np.float32)
+            pixels /= deviation.astype(np.float32)
+    splits = (inputs[0], images.train_labels, inputs[1], images.test_labels)
+    return from_arrays(*splits, num_classes=num_classes, name=name, byte_scale=scale, copy=False)
 
 
 @functools.cache

@@ -90,6 +90,7 @@ def check_fit(run: Run, plan: Plan, recipe: Recipe, network: Network) -> Any:
     params = _check_model(run, recipe)
     _check_init(recipe.init, params, run.data.num_nodes)
     _check_metrics(run, plan, recipe, params)
+    _check_augment(run, recipe)
     with contextlib.suppress(jax.errors.JAXTypeError):  # an algorithm that depends on values is checked later
         num_nodes = run.data.num_nodes
         stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_nodes, *leaf.shape), leaf.dtype), params)
@@ -168,6 +169,19 @@ def _check_metrics(run: Run, plan: Plan, recipe: Recipe, params: Any) -> None:
             raise ValueError(f"metrics[{name!r}] returns arrays of shapes {told}: every value must have one weight")
         if any(jnp.issubdtype(part.dtype, jnp.complexfloating) or is_key(part) for part in parts):
             raise ValueError(f"metrics[{name!r}] returns {parts[0].dtype}: it must return real numbers")
+
+
+def _check_augment(run: Run, recipe: Recipe) -> None:
+    if recipe.augment is None:
+        return
+    inputs = run.data.dataset.train_inputs[:1].repeat(2, axis=0)
+    key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+    found = jax.eval_shape(recipe.augment, key, inputs)
+    if getattr(found, "shape", None) != inputs.shape or found.dtype != inputs.dtype:
+        raise ValueError(
+            f"augment returns {found} for a batch of shape {inputs.shape} and type {inputs.dtype}: it must return such "
+            "a batch"
+        )
 
 
 def metric_checksums(run: Run, plan: Plan, recipe: Recipe, params: Any) -> dict[str, str]:

@@ -38,6 +38,7 @@ class Recipe(NamedTuple):
     init: Any
     metrics: Mapping[str, Metric]
     faults: tuple[Fault, ...]
+    augment: Callable[[jax.Array, jax.Array], jax.Array] | None = None
 
     def algorithm_of(self, run: Run) -> Algorithm:
         """Returns the algorithm of a run."""

@@ -23,6 +23,7 @@ REPLICATED = PartitionSpec()  # the same on all devices
 IN_PARTS = PartitionSpec(None, transfer.AXIS)  # [runs, slots, ...]
 _MEASURED = PartitionSpec(None, None, transfer.AXIS)  # [runs, rounds, slots]
 _STEPS = 2**32 - 1  # folded into the key of a run for draws of steps; no epoch, also folded in, gets as large
+_AUGMENT = 2**32 - 4  # folded into the key of a round for augmentation
 
 
 class Program(NamedTuple):
@@ -34,6 +35,7 @@ class Program(NamedTuple):
     batch_size: int
     rounds_per_epoch: int
     faults: outages.Faults | None = None  # None: nothing fails
+    augment: Any = None  # (key, inputs) -> inputs, for one batch; None: inputs stay as they are
 
 
 class Examples(NamedTuple):
@@ -154,8 +156,11 @@ def _one_round(program: Program, network: Network, data: Data, examples: Example
         losses = program.loss_fn(program.apply(params, inputs), labels)
         return jnp.sum(jnp.where(taken, losses, 0)) / jnp.maximum(taken.sum(), 1)
 
-    def loss_and_gradient(params: Params, chosen: jax.Array, taken: jax.Array) -> tuple[jax.Array, Params]:
-        return jax.value_and_grad(loss)(params, *_taken(examples, chosen), taken)
+    def loss_and_gradient(params: Params, chosen: jax.Array, taken: jax.Array, *key: jax.Array) -> Any:
+        inputs, labels = _taken(examples, chosen)
+        if program.augment is not None:
+            inputs = program.augment(*key, inputs)
+        return jax.value_and_grad(loss)(params, inputs, labels, taken)
 
     key = jax.random.wrap_key_data(data.key, impl="threefry2x32")
     step = program.factory(**data.values).step
@@ -165,14 +170,16 @@ def _one_round(program: Program, network: Network, data: Data, examples: Example
         number = start + index
         epoch, step_in_epoch = jnp.divmod(number, program.rounds_per_epoch)
         order = jax.lax.cond(step_in_epoch == 0, lambda: shuffled(data, epoch), lambda: carry.order)
-        batch = sampling.batches(data.examples, order, data.bounds, step_in_epoch, program.batch_size)
-        loss, gradients = over_nodes(loss_and_gradient)(carry.params, *batch)
+        batch: Any = sampling.batches(data.examples, order, data.bounds, step_in_epoch, program.batch_size)
         round = Round(
             number,
             jax.random.fold_in(jax.random.fold_in(key, _STEPS), number),
             data.nodes,
             lambda params: over_nodes(loss_and_gradient)(params, *batch)[1],
         )
+        if program.augment is not None:
+            batch = (*batch, round._replace(key=jax.random.fold_in(round.key, _AUGMENT)).node_keys())
+        loss, gradients = over_nodes(loss_and_gradient)(carry.params, *batch)
         taken = outages.take(program.faults, carry.faults, network, round, key)
         stepped = step(carry.params, gradients, carry.algorithm, taken.network, round)
         params, algorithm = taken.frozen(stepped, (carry.params, carry.algorithm))

@@ -67,6 +67,7 @@ def make_setup(
     evaluate_on: str,
     faults: Any,
     metrics: Mapping[str, Any] | None,
+    augment: Callable[[jax.Array, jax.Array], jax.Array] | None,
     on_nonfinite: str,
     seed: int,
     sweep: Mapping[str, Sequence[float]] | None,
@@ -76,28 +77,35 @@ def make_setup(
     """Checks all arguments before anything is compiled; see `dcliques_jax.simulate`."""
     _checks.choice("on_nonfinite", on_nonfinite, ("raise", "warn"))
     mesh = None if mesh is None else guards.check_mesh(mesh)
-    if not callable(loss_fn):
-        raise ValueError(f"loss_fn={loss_fn!r} is not a function: omit it for cross-entropy")
+    _check_functions(loss_fn, augment)
     runs, axes = sweeps.make_runs(make_runs(topology, dataset, seed, seeds), sweep, seeds is not None)
-    measured: dict[str, Any] = {"eval_nodes": eval_nodes, "eval_examples": eval_examples, "evaluate_on": evaluate_on}
-    plan = make_plan(runs, batch_size=batch_size, **measured)
-    if model is None:
-        model = models.logistic_regression(runs[0].data.dataset.num_classes)
-    factory = sweeps.factory(algorithm or algorithms.dsgd(), runs)
+    evaluated: dict[str, Any] = {"eval_nodes": eval_nodes, "eval_examples": eval_examples, "evaluate_on": evaluate_on}
+    plan = make_plan(runs, batch_size=batch_size, **evaluated)
+    model = models.logistic_regression(runs[0].data.dataset.num_classes) if model is None else model
+    factory = sweeps.factory(algorithms.dsgd() if algorithm is None else algorithm, runs)
     _check_seeds(init, len(runs))
     # JAX keeps traces and their constants while a function lives: wrap functions so that they live for one call.
     pair = models.Model(*map(functools.partial, models.as_model(model)))
     happening = faults_lib.as_faults(faults, runs[0].data.num_nodes)
-    functions = (factory, functools.partial(loss_fn), init, fit.check_metrics(metrics), happening)
+    changing = None if augment is None else functools.partial(augment)
+    functions = (factory, functools.partial(loss_fn), init, fit.check_metrics(metrics), happening, changing)
     recipe = Recipe(pair, models.described(model), *functions)
     networks = outages.with_links([fit.make_network(run, recipe) for run in runs], recipe.faults)
     with cache_key.fresh_traces():
-        found = [fit.check_fit(run, plan, recipe, network) for run, network in zip(runs, networks, strict=True)]
-    widest = max(range(len(runs)), key=lambda number: runs[number].data.indices.shape[1])
+        each = zip(runs, networks, strict=True)  # all combinations of a sweep have the same shapes
+        found = [fit.check_fit(run, plan, recipe, part) for run, part in each if run.values == runs[0].values]
     params, state = found[0]
+    widest = max(range(len(runs)), key=lambda number: runs[number].data.indices.shape[1])
     needed = memory.forecast(runs[widest], params, state, networks[widest])
     memory.check(runs[0], needed, mesh)
     return Setup(runs, plan, recipe, networks, params, needed, mesh, axes, "warn" if sweep else on_nonfinite)
+
+
+def _check_functions(loss_fn: Any, augment: Any) -> None:
+    if not callable(loss_fn):
+        raise ValueError(f"loss_fn={loss_fn!r} is not a function: omit it for cross-entropy")
+    if augment is not None and not callable(augment):
+        raise ValueError(f"augment={augment!r} is not a function (key, inputs) -> inputs: see augmentations")
 
 
 def _check_seeds(init: Any, num_runs: int) -> None:

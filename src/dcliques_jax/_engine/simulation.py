@@ -234,9 +234,8 @@ class Simulation:
         """Lowers the program of rounds."""
         recipe, plan = ours.recipe, self.plan
         faults = recipe.faults_of(ours.runs[0])
-        parts = Program(
-            recipe.model.apply, recipe.loss_fn, recipe.factory, plan.batch_size, plan.rounds_per_epoch, faults
-        )
+        functions = (recipe.model.apply, recipe.loss_fn, recipe.factory)
+        parts = Program(*functions, plan.batch_size, plan.rounds_per_epoch, faults, recipe.augment)
         options: dict[str, Any] = {"most_rounds": _most_rounds(ours), "mesh": ours.mesh}
         return cache_key.lower(program.run, parts, carry, network, data, examples, 1, donate=(0,), **options)
 
