@@ -103,6 +103,8 @@ PARTITIONS = {
     "one_class": lambda data, n, seed=0: partitions.one_class(data, n, seed=seed),
     "dirichlet": lambda data, n, seed=0: partitions.dirichlet(data, n, alpha=0.5, seed=seed),
     "lin_dirichlet": lambda data, n, seed=0: partitions.lin_dirichlet(data, n, alpha=0.5, seed=seed),
+    "k_classes": lambda data, n, seed=0: partitions.k_classes(data, n, k=2, seed=seed),
+    "by_group": lambda data, n, seed=0: partitions.by_group(data, n, groups=np.arange(400) // 10, seed=seed),
     "from_indices": lambda data, n, seed=0: partitions.from_indices(data, [range(i, 2 * i + 3) for i in range(n)]),
 }
 

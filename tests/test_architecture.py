@@ -31,7 +31,7 @@ LAYERS = """
     compressors
     _algorithms.contract _algorithms.descent _algorithms.exact _algorithms.momentum _algorithms.push_sum
     _algorithms.choco _algorithms.wrappers
-    augmentations
+    augmentations schedules
     layers models algorithms metrics results _plotting.style _plotting.positions _plotting.graphs plotting
     _mesh.guards
     _engine.sampling _engine.interrupts _engine.tally _engine.cache_key

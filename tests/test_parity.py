@@ -80,12 +80,12 @@ def check(topology_name, partition_name, algorithm_name, dtype, tolerance):
 
 
 def pairs():
-    """Every two of a topology, a partition and an algorithm, as few triples as that takes: each compiles a program."""
+    """Every topology with every algorithm, each a compiled program. Every algorithm meets all partitions, in turn."""
     all_algorithms = [name for name, method in catalogue.ALGORITHMS.items() if method.twin is reference.dsgd]
     partitions = list(catalogue.PARTITIONS)
     # One class per node takes as many nodes as the others have.
     for number, topology in enumerate(t for t in catalogue.STATIC if catalogue.nodes_of(t) == catalogue.NODES):
-        for turn in range(max(len(all_algorithms), len(partitions))):
+        for turn in range(len(all_algorithms)):
             partition = partitions[(number + turn) % len(partitions)]
             yield topology, partition, all_algorithms[turn % len(all_algorithms)]
 

@@ -253,3 +253,35 @@ def test_lin_dirichlet_refuses_what_it_cannot_split():
     for alpha in (0, -1, np.nan):
         with pytest.raises(ValueError, match="alpha="):
             partitions.lin_dirichlet(datasets.synthetic(num_train=100), 10, alpha=alpha)
+
+
+@pytest.mark.parametrize(("num_nodes", "k"), [(10, 1), (7, 3), (100, 2), (16, 10)])
+def test_k_classes_are_k_classes_of_equal_shares(num_nodes, k):
+    data = partitions.k_classes(datasets.synthetic(num_train=2000), num_nodes, k=k, seed=1)
+    counts = data.label_counts
+    assert ((counts > 0).sum(axis=1) == k).all()
+    assert len(set(data.sizes)) == 1
+    assert len(set(counts[counts > 0])) == 1
+    assert np.ptp((counts > 0).sum(axis=0)) <= 1
+    held = data.indices[data.indices >= 0]
+    assert len(np.unique(held)) == len(held)
+    for wrong in (0, 11):
+        with pytest.raises(ValueError, match=f"k={wrong}"):
+            partitions.k_classes(datasets.synthetic(num_train=2000), num_nodes, k=wrong)
+
+
+def test_groups_stay_together():
+    dataset = datasets.synthetic(num_train=300)
+    groups = np.random.default_rng(0).choice(["ann", "bob", "eve", "kim", "joe"], 300)
+    for num_nodes in (5, 3):
+        data = partitions.by_group(dataset, num_nodes, groups=groups)
+        owners = {}
+        for node, row in enumerate(data.indices):
+            for example in row[row >= 0]:
+                owners.setdefault(groups[example], set()).add(node)
+        assert all(len(nodes) == 1 for nodes in owners.values())
+        assert data.sizes.sum() == 300
+    with pytest.raises(ValueError, match="num_nodes=6"):
+        partitions.by_group(dataset, 6, groups=groups)
+    with pytest.raises(ValueError, match=r"groups have shape \(3,\)"):
+        partitions.by_group(dataset, 2, groups=[1, 2, 3])

@@ -16,6 +16,7 @@ from dcliques_jax import (
     partitions,
     plotting,
     reports,
+    schedules,
     studies,
     topologies,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "plotting",
     "prepare",
     "reports",
+    "schedules",
     "simulate",
     "studies",
     "topologies",

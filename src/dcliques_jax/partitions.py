@@ -273,6 +273,73 @@ def lin_dirichlet(dataset: Dataset, num_nodes: int, *, alpha: float, seed: int =
     return from_indices(dataset, np.array_split(np.concatenate(held), num_nodes))
 
 
+def k_classes(dataset: Dataset, num_nodes: int, *, k: int, seed: int = 0) -> PartitionedDataset:
+    """Gives every node equally many examples of k random classes.
+
+    All classes go to equally many nodes, up to one. A few examples stay unused if numbers do not divide.
+
+    Args:
+      dataset: the data set.
+      num_nodes: number of nodes.
+      k: number of classes per node.
+      seed: seed of classes and examples.
+
+    >>> from dcliques_jax import datasets
+    >>> data = k_classes(datasets.synthetic(num_train=1000), 20, k=2)
+    >>> set((data.label_counts > 0).sum(axis=1).tolist()), set(data.sizes.tolist())
+    ({2}, {50})
+    """
+    classes = _checked(dataset).num_classes
+    num_nodes = _checks.integer("num_nodes", num_nodes, 1)
+    k = _checks.integer("k", k, 1, classes, "the number of classes")
+    rng = _random.generator(seed)
+    load, chosen = np.zeros(classes), np.zeros((num_nodes, classes), bool)
+    for node in range(num_nodes):  # the classes that fewest nodes have so far, in random order
+        chosen[node, np.lexsort((rng.random(classes), load))[:k]] = True
+        load = chosen.sum(axis=0)
+    examples = [rng.permutation(np.flatnonzero(dataset.train_labels == label)) for label in range(classes)]
+    share = min(len(rows) // count for rows, count in zip(examples, load, strict=True) if count)
+    if share == 0:
+        raise ValueError(f"num_nodes={num_nodes} and k={k}: a class has fewer examples than nodes; use fewer nodes")
+    turns = np.cumsum(chosen, axis=0) - 1  # [nodes, classes] how many earlier nodes have the class
+    held = [
+        np.concatenate(
+            [examples[c][share * turns[node, c] : share * (turns[node, c] + 1)] for c in np.flatnonzero(own)]
+        )
+        for node, own in enumerate(chosen)
+    ]
+    return from_indices(dataset, held)
+
+
+def by_group(dataset: Dataset, num_nodes: int, *, groups: npt.ArrayLike, seed: int = 0) -> PartitionedDataset:
+    """Keeps the examples of a group, such as a writer, a role or a user, on one node.
+
+    Args:
+      dataset: the data set.
+      num_nodes: number of nodes, at most the number of groups. With fewer nodes, groups are dealt in random order, each
+        to the node with the fewest groups.
+      groups: the group of each training example, `[train]`, integers or strings.
+      seed: seed of the order of groups. With as many nodes as groups, node i has the i-th group in sorted order.
+
+    >>> from dcliques_jax import datasets
+    >>> writers = np.repeat(np.arange(25), 40)
+    >>> by_group(datasets.synthetic(num_train=1000), 10, groups=writers).sizes
+    array([120, 120, 120, 120, 120,  80,  80,  80,  80,  80])
+    """
+    given = np.asarray(groups)
+    if given.shape != _checked(dataset).train_labels.shape:
+        raise ValueError(f"groups have shape {given.shape}: pass one for each of {len(dataset.train_labels)} examples")
+    names, member = np.unique(given, return_inverse=True)
+    num_nodes = _checks.integer("num_nodes", num_nodes, 1, len(names), "the number of groups")
+    order = np.arange(len(names))
+    if num_nodes < len(names):
+        order = _random.generator(seed).permutation(len(names))
+    node_of_group = np.empty(len(names), np.int64)
+    node_of_group[order] = np.arange(len(names)) % num_nodes
+    owner = node_of_group[member]
+    return from_indices(dataset, [np.flatnonzero(owner == node) for node in range(num_nodes)])
+
+
 def _split_block(
     examples: np.ndarray, labels: np.ndarray, num_nodes: int, alpha: float, rng: np.random.Generator
 ) -> np.ndarray:

@@ -11,7 +11,15 @@ from dcliques_jax import algorithms, compressors, datasets, faults, models, part
 from dcliques_jax.metrics import per_class_accuracy
 
 _OPTIMIZERS = ("adabelief", "adagrad", "adam", "adamw", "lamb", "lion", "rmsprop", "sgd", "yogi")
-_LISTS = ("from_arrays", "from_edges", "from_indices", "from_matrices", "from_networkx", "sequence")  # need Python
+_LISTS = (
+    "from_arrays",
+    "from_edges",
+    "from_indices",
+    "from_matrices",
+    "from_networkx",
+    "by_group",
+    "sequence",
+)  # need Python
 _WRITTEN = (
     "remove_intra_clique_edges",
     "over_topology",
