@@ -6,54 +6,34 @@ from types import ModuleType
 from typing import Any
 
 import optax
+from flax import linen as nn
 
 from dcliques_jax import algorithms, compressors, datasets, faults, models, partitions, topologies
 from dcliques_jax.metrics import per_class_accuracy
 
 _OPTIMIZERS = ("adabelief", "adagrad", "adam", "adamw", "lamb", "lion", "rmsprop", "sgd", "yogi")
-_LISTS = (
-    "from_arrays",
-    "from_edges",
-    "from_indices",
-    "from_matrices",
-    "from_networkx",
-    "by_group",
-    "sequence",
-)  # need Python
-_WRITTEN = (
-    "remove_intra_clique_edges",
-    "over_topology",
-    "sends",
-    "model_bytes",
-    "coins",
-    "as_faults",
-    "first_key",
-    "random_bits",
-)
+# Builders that take arrays or objects, which a file cannot hold.
+_FOR_PYTHON = {"by_group", "from_arrays", "from_edges", "from_indices", "from_matrices", "from_networkx"}
+_FOR_PYTHON |= {"make_topology", "remove_intra_clique_edges", "sequence"}
 
 Builders = Mapping[str, Callable[..., Any]]
 
 
-def _functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    names = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
-    found = {name: getattr(module, name) for name in names}
-    return {
-        name: function
-        for name, function in sorted(found.items())
-        if inspect.isfunction(function)
-        and function.__module__.startswith("dcliques_jax")
-        and name not in _LISTS + _WRITTEN
-    }
+def _builders(module: ModuleType, returns: type) -> Builders:
+    """Returns the public functions of a module that return a type."""
+    functions = dict(inspect.getmembers(module, inspect.isfunction))
+    public = [name for name in functions if not name.startswith("_") and name not in _FOR_PYTHON]
+    return {name: functions[name] for name in public if inspect.signature(functions[name]).return_annotation is returns}
 
 
 BUILDERS: dict[str, Builders] = {
-    "data": _functions(datasets),
-    "models": {name: _functions(models)[name] for name in ("gn_lenet", "logistic_regression", "mlp")},
-    "partitions": _functions(partitions),
-    "topologies": _functions(topologies),
-    "algorithms": _functions(algorithms),
-    "faults": _functions(faults),
-    "compressors": _functions(compressors),
+    "data": _builders(datasets, datasets.Dataset),
+    "models": _builders(models, nn.Module),
+    "partitions": _builders(partitions, partitions.PartitionedDataset),
+    "topologies": _builders(topologies, topologies.Topology),
+    "algorithms": _builders(algorithms, algorithms.Algorithm),
+    "faults": _builders(faults, faults.Fault),
+    "compressors": _builders(compressors, compressors.Compressor),
     "optimizers": {name: getattr(optax, name) for name in _OPTIMIZERS},
     "metrics": {"per_class_accuracy": per_class_accuracy},
 }

@@ -79,12 +79,8 @@ def write_report(folder: pathlib.Path) -> str:
         groups.setdefault((labels["partitions"], labels["faults"]), []).append(outcome)
     for number, ((partition, faults), group) in enumerate(groups.items()):
         ranked = sorted(group, key=lambda outcome: -_last(outcome)["accuracy"])
-        lines += [
-            "",
-            f"## {partition}, {'no faults' if faults == 'none' else faults}",
-            "",
-            *_table(ranked, study.targets),
-        ]
+        title = partition if faults == "none" else f"{partition}, {faults}"
+        lines += ["", f"## {title}", "", *_table(ranked, study.targets)]
         figure = f"accuracy-{number}.png"
         _draw(ranked[:_MOST_CURVES], folder / figure)
         lines += ["", f"![Accuracy over epochs and bytes]({figure})"]
@@ -96,18 +92,18 @@ def write_report(folder: pathlib.Path) -> str:
     return text
 
 
-def _parts(outcome: Outcome) -> list[tuple[str, Result]]:
-    """Returns the label and result of an outcome, of a sweep those of the best combination."""
+def _best(outcome: Outcome) -> tuple[str, Result]:
+    """Returns the chosen values and the result of an outcome, of a sweep those of the best combination."""
     result = outcome.result
     assert result is not None
     best = result.best() if result.combinations() else result
     values = {**outcome.values, **(best.provenance.get("sweep") or {})}
     told = ", ".join(f"{name} {value:g}" for name, value in values.items())
-    return [(told, best)]
+    return told, best
 
 
 def _last(outcome: Outcome) -> dict[str, Any]:
-    ((told, result),) = _parts(outcome)
+    told, result = _best(outcome)
     accuracy = result.history.accuracy[..., -1, :]
     return {
         "values": told,
@@ -128,7 +124,7 @@ def _table(outcomes: Sequence[Outcome], targets: Sequence[float]) -> list[str]:
         cells = [labels["topologies"], labels["algorithms"], last["values"], f"{100 * last['accuracy']:.1f}{spread}"]
         cells += [f"{100 * last[name]:.1f}" for name in ("lowest", "mean model")]
         for target in targets:
-            cells += _until(_parts(outcome)[0][1], target)
+            cells += _until(_best(outcome)[1], target)
         rows.append("| " + " | ".join(cells) + " |")
     return rows
 
@@ -152,7 +148,7 @@ def _draw(outcomes: Sequence[Outcome], path: pathlib.Path) -> None:
     curves = {}
     for outcome in outcomes:
         labels = outcome.case.labels
-        curves[f"{labels['topologies']}, {labels['algorithms']}"] = _parts(outcome)[0][1]
+        curves[f"{labels['topologies']}, {labels['algorithms']}"] = _best(outcome)[1]
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
     for panel, x in zip(axes, ("epoch", "bytes"), strict=True):
         plotting.plot_accuracy(curves, ax=panel, x=x)
