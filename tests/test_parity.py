@@ -97,7 +97,7 @@ def pairs():
 
 
 @pytest.mark.parametrize(("topology", "partition", "algorithm"), list(pairs()))
-@pytest.mark.usefixtures("x64", "quickly_compiled")
+@pytest.mark.usefixtures("x64")
 def test_equals_the_reference_in_float64(topology, partition, algorithm):
     check(topology, partition, algorithm, np.float64, 1e-10)
 
