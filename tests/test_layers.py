@@ -98,6 +98,7 @@ def test_group_norm_in_half_precision(dtype, parameters):
     )
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_group_norm_in_full_precision_keeps_its_bits(dtype):
     """Those of the formula without any conversion."""

@@ -16,6 +16,7 @@ SHARDS = partitions.shards(DATA, 200)
 CLIQUES = topologies.d_cliques(SHARDS.label_distribution, max_steps=0)
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.sgd(0.1, momentum=0.9), optax.adam(0.1)])
 def test_the_forecast_is_about_what_the_compiler_finds(optimizer):
     found = []
@@ -35,6 +36,7 @@ def peak(model, input_shape, num_nodes):
     return simulation.memory(), memory.num_bytes(simulation.params)
 
 
+@pytest.mark.optimised
 def test_convolutions_take_the_memory_of_their_parameters_however_many_there_are():
     """What a convolution needs on its way, megabytes a node, is needed for a chunk of nodes at a time."""
     (few, few_params), (many, many_params) = (peak(models.gn_lenet(), (16, 16, 3), n) for n in (20, 60))

@@ -44,6 +44,7 @@ def test_each_slice_equals_the_run_of_one_seed(graphs):
     assert_runs_equal_their_own(together, GRAPHS[graphs], PARTITIONS, algorithm=algorithm)
 
 
+@pytest.mark.optimised
 def test_bits_are_equal_where_the_form_of_the_weights_is():
     together = simulate(GRAPHS["D-Cliques"], PARTITIONS, seeds=SEEDS, **ARGUMENTS)
     for number, seed in enumerate(SEEDS):
@@ -129,6 +130,7 @@ def test_weights_become_alike():
     assert {type(matrix) for matrix in to_common_form(wide)} == {mixing.Dense}
 
 
+@pytest.mark.optimised
 def test_seeds_may_differ_in_the_size_of_their_nodes():
     """Dirichlet partitions: each slice is the single run, where the largest node of all is its own."""
     seeds = [0, 1, 2]
