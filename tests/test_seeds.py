@@ -1,11 +1,12 @@
 """Several runs at once are those runs, one by one."""
 
+import flax.linen as nn
 import jax
 import numpy as np
 import optax
 import pytest
 
-from dcliques_jax import algorithms, datasets, mixing, models, partitions, prepare, simulate, topologies
+from dcliques_jax import algorithms, datasets, layers, mixing, partitions, prepare, simulate, topologies
 from dcliques_jax._engine import memory, state
 from dcliques_jax._mixing.sequences import to_common_form
 from dcliques_jax.results import MEASURED
@@ -86,9 +87,19 @@ def test_runs_that_do_not_fit_memory_together_run_by_turns(monkeypatch, tmp_path
     jax.tree.map(np.testing.assert_array_equal, whole.state, parts.state)
 
 
+class Small(nn.Module):
+    """The layers of GN-LeNet, each once: it compiles in less time."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = layers.GroupNorm(num_groups=2)(layers.Conv(4, (3, 3), padding=1)(x))
+        return layers.Dense(10)(nn.relu(layers.max_pool(x, (2, 2))).reshape(len(x), -1))
+
+
+@pytest.mark.usefixtures("fused")
 def test_networks_and_one_seed_alone():
-    data = partitions.iid(datasets.synthetic(num_train=40, num_test=8, input_shape=(16, 16, 3)), 4)
-    arguments = {"model": models.gn_lenet(), "rounds": 2, "progress": False}
+    data = partitions.iid(datasets.synthetic(num_train=40, num_test=8, input_shape=(5, 5, 2)), 4)
+    arguments = {"model": Small(), "rounds": 2, "progress": False}
     together = simulate(topologies.ring(4), data, seeds=[1, 2], **arguments)
     alone = simulate(topologies.ring(4), data, seeds=[2], **arguments)
     assert alone.history.loss.shape == (1, 3, 4)
