@@ -6,16 +6,40 @@ import jax
 import matplotlib
 import pytest
 
+from dcliques_jax._engine import cache_key
+
 matplotlib.use("Agg")
 # The first example of a test may compile something; and what fails must fail again.
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("tests")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+_compile = jax.stages.Lowered.compile
 
 
 def pytest_collection_modifyitems(items):
-    """Long tests first, so that no process waits for another's last one."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """Long tests first, so that no process waits for another's last one; then those that need another compiler."""
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, not is_optimised(item)))
+
+
+def is_optimised(item):
+    return item.get_closest_marker("optimised") is not None
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures
+def pytest_runtest_setup(item):
+    """Compiles without optimisation, in a third of the time, but for tests of bits, of speed and of memory."""
+    quick = not is_optimised(item)
+    compiler = compile_quickly if quick else _compile
+    if jax.stages.Lowered.compile is not compiler:
+        jax.stages.Lowered.compile = compiler
+        jax.config.update("jax_disable_most_optimizations", quick)
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(quick))  # for processes that tests start
+        cache_key._compiled.clear()
+        jax.clear_caches()
+
+
+def compile_quickly(lowered, compiler_options=None):
+    return _compile(lowered, {"xla_cpu_use_fusion_emitters": False} | (compiler_options or {}))
 
 
 @pytest.fixture(scope="session")
@@ -48,8 +72,6 @@ def x64():
 
 
 @pytest.fixture
-def quickly_compiled():
-    """Compiles in about half the time, without most optimisations; what is compared in float32 has them all."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+def fused(monkeypatch):
+    """Compiled a little less quickly: max_pool compares numbers with what XLA else computes twice, not to the bit."""
+    monkeypatch.setattr(jax.stages.Lowered, "compile", _compile)

@@ -100,7 +100,7 @@ def pairs():
 
 
 @pytest.mark.parametrize(("fault", "topology", "method"), list(pairs()))
-@pytest.mark.usefixtures("x64", "quickly_compiled")
+@pytest.mark.usefixtures("x64")
 def test_equals_the_reference_by_the_same_coins(fault, topology, method):
     given, told = FAULTS[fault]
     graph = TOPOLOGIES[topology]()
@@ -113,7 +113,7 @@ def test_equals_the_reference_by_the_same_coins(fault, topology, method):
 
 
 @pytest.mark.parametrize("name", catalogue.WITH_MATRICES)
-@pytest.mark.usefixtures("x64", "quickly_compiled")
+@pytest.mark.usefixtures("x64")
 def test_topologies_with_matrices_of_their_own_equal_the_reference(name):
     data = catalogue.PARTITIONS["shards"](catalogue.dataset(), NODES)
     graph = catalogue.TOPOLOGIES[name](data.label_distribution)

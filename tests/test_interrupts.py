@@ -148,6 +148,7 @@ def test_seeds_by_turns_return_those_that_are_finished(pressed_after, monkeypatc
     assert result.history.accuracy.shape == (1, 4, 20)
 
 
+@pytest.mark.optimised
 def test_bits_do_not_depend_on_how_rounds_are_divided(monkeypatch):
     whole = run()
     monkeypatch.setattr(simulation, "_MOST_ROUNDS", 3)

@@ -77,14 +77,18 @@ def test_all_benchmarks_run_and_both_sides_agree(tmp_path):
 
 
 def test_progress_shows_accuracy_and_speed_in_a_terminal_only():
-    code = "from dcliques_jax import *\nsimulate(topologies.ring(10), datasets.synthetic(), epochs=2, progress={})"
-
+    """Runs in one process each, in a terminal and in a pipe: the second run compiles nothing."""
+    code = (
+        "import os, sys\nfrom dcliques_jax import *\ndata = datasets.synthetic()\n"
+        "def run(progress):\n    simulate(topologies.ring(10), data, epochs=2, progress=progress)\n"
+        "    print('ended', file=sys.stderr, flush=True)\n"
+    )
     outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
 
-    def in_terminal(progress, environment=outside):
+    def in_terminal(calls):
         reader, writer = pty.openpty()
         termios.tcsetwinsize(writer, (24, 120))
-        subprocess.run([sys.executable, "-c", code.format(progress)], stderr=writer, env=environment, check=True)
+        subprocess.run([sys.executable, "-c", code + calls], stderr=writer, env=outside, check=True)
         os.close(writer)
         shown = b""
         try:
@@ -95,14 +99,15 @@ def test_progress_shows_accuracy_and_speed_in_a_terminal_only():
         os.close(reader)
         return shown.decode()
 
-    shown = in_terminal("True")
+    by_pytest = "os.environ['PYTEST_CURRENT_TEST'] = 'one'"
+    no, shown, under_pytest, _ = in_terminal(f"run(False)\nrun(True)\n{by_pytest}\nrun(True)").split("ended")
     assert re.search(r"ring: a round takes \d+ MB of memory", shown)
     assert re.search(r"ring: 100%.*8/8 .*round/s, accuracy=0\.\d+ / 0\.\d+ / 0\.\d+", shown)
-    assert in_terminal("False") == ""
-    assert in_terminal("True", os.environ) == "", "it is not quiet under pytest"
-    piped = subprocess.run([sys.executable, "-c", code.format("True")], capture_output=True, env=outside, check=True)
-    assert piped.stderr == piped.stdout == b""
-    in_notebook = f"import ipykernel\n{code.format('True')}"
-    shown = subprocess.run([sys.executable, "-c", in_notebook], capture_output=True, text=True, env=outside, check=True)
-    assert "8/8" in shown.stderr
-    assert "IProgress" not in shown.stderr
+    assert no == ""
+    assert under_pytest.strip() == "", "it is not quiet under pytest"
+    in_pipe = f"{code}run(True)\nimport ipykernel\nrun(True)"
+    told = subprocess.run([sys.executable, "-c", in_pipe], capture_output=True, text=True, env=outside, check=True)
+    piped, in_notebook, _ = told.stderr.split("ended")
+    assert piped == told.stdout == ""
+    assert "8/8" in in_notebook
+    assert "IProgress" not in in_notebook

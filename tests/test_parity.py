@@ -1,5 +1,6 @@
 """The compiled simulator equals the NumPy reference: every algorithm on every topology, each with every partition."""
 
+import itertools
 import math
 
 import jax
@@ -91,13 +92,16 @@ def pairs():
 
 
 @pytest.mark.parametrize(("topology", "partition", "algorithm"), list(pairs()))
-@pytest.mark.usefixtures("x64", "quickly_compiled")
+@pytest.mark.usefixtures("x64")
 def test_equals_the_reference_in_float64(topology, partition, algorithm):
     check(topology, partition, algorithm, np.float64, 1e-10)
 
 
-@pytest.mark.parametrize("topology", catalogue.STATIC)
-@pytest.mark.parametrize("algorithm", ["dsgd[momentum, clique averaging]", "dsgd[own matrices]"])
+@pytest.mark.optimised
+@pytest.mark.parametrize(
+    ("topology", "algorithm"),
+    list(zip(catalogue.STATIC, itertools.cycle(["dsgd[momentum, clique averaging]", "dsgd[own matrices]"]))),
+)
 def test_equals_the_reference_in_float32(topology, algorithm):
     check(topology, "shards", algorithm, np.float32, 2e-5)
 

@@ -21,7 +21,11 @@ def start(*arguments, devices):
     return subprocess.Popen(
         [sys.executable, "examples/multi_host.py", "--nodes=100", *map(str, arguments)],
         cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"},
+        env=os.environ
+        | {
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_cpu_use_fusion_emitters=false",
+            "JAX_PLATFORMS": "cpu",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

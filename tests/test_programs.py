@@ -43,6 +43,7 @@ def test_what_all_nodes_share_does_not_count():
     assert chunks.largest_result_of_a_node(of_node, jnp.ones((5, 8), jnp.float32)) == 4 * 100
 
 
+@pytest.mark.optimised
 def test_a_function_apart_is_not_fused_with_what_uses_it():
     def computed(x, part):
         return sum(part(x)[jnp.arange(10)[::-1]] for _ in range(3))
@@ -81,6 +82,7 @@ def test_a_round_lowers_for_every_device_as_one_program_without_callbacks(platfo
     assert called <= {"cu_threefry2x32_ffi"}, called
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("algorithm", [algorithms.dsgd(optax.sgd(0.1)), algorithms.dsgd(optax.sgd(0.1, momentum=0.9))])
 def test_the_gradient_of_a_linear_model_computes_none_of_its_inputs(algorithm):
     """Two products a round, forward and backward to the weights; a third would be the gradient of the inputs."""

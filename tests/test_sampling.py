@@ -8,11 +8,21 @@ from hypothesis import strategies as st
 from dcliques_jax._engine import sampling
 
 
+shuffle = jax.jit(sampling.shuffle, static_argnums=2)
+batches = jax.jit(sampling.batches, static_argnums=4)
+
+
 @settings(max_examples=30)
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(1, 12), st.integers(0, 99))
-def test_every_example_is_seen_exactly_once_an_epoch(sizes, batch_size, seed):
-    sizes = np.array(sizes)
-    batch_size = min(batch_size, sizes.max())
+@given(
+    st.data(),
+    st.sampled_from([1, 5]),
+    st.sampled_from([(1, 1), (3, 2), (9, 4), (12, 5), (12, 12)]),  # few shapes to compile for
+    st.integers(0, 99),
+)
+def test_every_example_is_seen_exactly_once_an_epoch(data, num_nodes, shape, seed):
+    largest, batch_size = shape
+    smaller = data.draw(st.lists(st.integers(1, largest), min_size=num_nodes - 1, max_size=num_nodes - 1))
+    sizes = np.array(data.draw(st.permutations([largest, *smaller])))
     nodes = [np.arange(size) + 100 * node for node, size in enumerate(sizes)]
     examples = np.full((len(sizes), sizes.max()), -1)
     for node, own in enumerate(nodes):
@@ -25,11 +35,11 @@ def test_every_example_is_seen_exactly_once_an_epoch(sizes, batch_size, seed):
     orders = []
     for epoch in range(2):
         numbers = jnp.arange(len(sizes))
-        order = sampling.shuffle(jax.random.key(seed), epoch, int(sizes.max()), jnp.asarray(sizes), numbers)
+        order = shuffle(jax.random.key(seed), epoch, int(sizes.max()), jnp.asarray(sizes), numbers)
         seen = [[] for _ in sizes]
         for turn in range(sampling.rounds_per_epoch(sizes, batch_size)):
             lists = jnp.asarray(examples)
-            found, taken = sampling.batches(lists, order, jnp.asarray(bounds), turn, batch_size)
+            found, taken = batches(lists, order, jnp.asarray(bounds), turn, batch_size)
             assert found.shape == (len(sizes), batch_size)
             for node in range(len(sizes)):
                 seen[node] += np.asarray(found)[node][np.asarray(taken)[node]].tolist()

@@ -1,11 +1,12 @@
 """Several runs at once are those runs, one by one."""
 
+import flax.linen as nn
 import jax
 import numpy as np
 import optax
 import pytest
 
-from dcliques_jax import algorithms, datasets, mixing, models, partitions, prepare, simulate, topologies
+from dcliques_jax import algorithms, datasets, layers, mixing, partitions, prepare, simulate, topologies
 from dcliques_jax._engine import memory, state
 from dcliques_jax._mixing.sequences import to_common_form
 from dcliques_jax.results import MEASURED
@@ -44,6 +45,7 @@ def test_each_slice_equals_the_run_of_one_seed(graphs):
     assert_runs_equal_their_own(together, GRAPHS[graphs], PARTITIONS, algorithm=algorithm)
 
 
+@pytest.mark.optimised
 def test_bits_are_equal_where_the_form_of_the_weights_is():
     together = simulate(GRAPHS["D-Cliques"], PARTITIONS, seeds=SEEDS, **ARGUMENTS)
     for number, seed in enumerate(SEEDS):
@@ -85,9 +87,19 @@ def test_runs_that_do_not_fit_memory_together_run_by_turns(monkeypatch, tmp_path
     jax.tree.map(np.testing.assert_array_equal, whole.state, parts.state)
 
 
+class Small(nn.Module):
+    """The layers of GN-LeNet, each once: it compiles in less time."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = layers.GroupNorm(num_groups=2)(layers.Conv(4, (3, 3), padding=1)(x))
+        return layers.Dense(10)(nn.relu(layers.max_pool(x, (2, 2))).reshape(len(x), -1))
+
+
+@pytest.mark.usefixtures("fused")
 def test_networks_and_one_seed_alone():
-    data = partitions.iid(datasets.synthetic(num_train=40, num_test=8, input_shape=(16, 16, 3)), 4)
-    arguments = {"model": models.gn_lenet(), "rounds": 2, "progress": False}
+    data = partitions.iid(datasets.synthetic(num_train=40, num_test=8, input_shape=(5, 5, 2)), 4)
+    arguments = {"model": Small(), "rounds": 2, "progress": False}
     together = simulate(topologies.ring(4), data, seeds=[1, 2], **arguments)
     alone = simulate(topologies.ring(4), data, seeds=[2], **arguments)
     assert alone.history.loss.shape == (1, 3, 4)
@@ -129,6 +141,7 @@ def test_weights_become_alike():
     assert {type(matrix) for matrix in to_common_form(wide)} == {mixing.Dense}
 
 
+@pytest.mark.optimised
 def test_seeds_may_differ_in_the_size_of_their_nodes():
     """Dirichlet partitions: each slice is the single run, where the largest node of all is its own."""
     seeds = [0, 1, 2]
