@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from dcliques_jax._engine import sampling
 
-
 shuffle = jax.jit(sampling.shuffle, static_argnums=2)
 batches = jax.jit(sampling.batches, static_argnums=4)
 
