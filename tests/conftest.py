@@ -32,7 +32,10 @@ def is_optimised(item):
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures
 def pytest_runtest_setup(item):
-    """Compiles without optimisation, in a third of the time, but for tests of bits, of speed and of memory."""
+    """Compiles without optimisation, in a third of the time, but for tests of bits, of speed and of memory.
+
+    Processes that share checkpoints with a test need the same compiler: mark it, too.
+    """
     quick = not is_optimised(item)
     compiler = compile_quickly if quick else _compile
     if jax.stages.Lowered.compile is not compiler:

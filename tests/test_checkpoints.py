@@ -141,6 +141,7 @@ test_checkpoints.run(epochs=400, checkpoint_dir=sys.argv[1])
 """
 
 
+@pytest.mark.optimised
 def test_killed_at_any_moment_it_goes_on(tmp_path, monkeypatch):
     """The process is killed, not asked to end, at arbitrary moments; then the rest is run."""
     folder = tmp_path / "run"
@@ -218,30 +219,34 @@ def test_another_run_is_refused_and_the_difference_is_named(field, finished):
 
 ELSEWHERE = """
 import sys, flax.linen as nn, test_checkpoints as t
-of_flax, finished = sys.argv[1:]
+of_flax, of_ours = sys.argv[1:]
 print(len(t.run(epochs=1, model=nn.Dense(4), checkpoint_dir=of_flax).history.round))
-print(t.run(checkpoint_dir=finished).provenance["program"])
+print(t.run(checkpoint_dir=of_ours).provenance["program"])
 print(t.checksum(*t.jax.tree.leaves(t.run().state)))
 """
 
 
 @pytest.fixture(scope="module")
-def elsewhere(finished, tmp_path_factory):
+def elsewhere(tmp_path_factory):
     """What another process tells: evaluations of a run that began here, the program of another, and a checksum."""
-    of_flax = tmp_path_factory.mktemp("flax") / "run"
+    of_flax, of_ours = tmp_path_factory.mktemp("flax") / "run", tmp_path_factory.mktemp("ours") / "run"
     run(epochs=1, model=nn.Dense(4), checkpoint_dir=of_flax)
-    command = [sys.executable, "-c", ELSEWHERE, str(of_flax), str(finished)]
+    run(checkpoint_dir=of_ours)
+    command = [sys.executable, "-c", ELSEWHERE, str(of_flax), str(of_ours)]
     return subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True).stdout.split()[-3:]
 
 
+@pytest.mark.optimised
 def test_modules_with_functions_in_them_are_recognised_in_another_process(elsewhere):
     assert elsewhere[0] == "2"
 
 
-def test_the_program_is_recognised_in_another_process(elsewhere, finished):
-    assert elsewhere[1] == run(checkpoint_dir=finished).provenance["program"]
+@pytest.mark.optimised
+def test_the_program_is_recognised_in_another_process(elsewhere):
+    assert elsewhere[1] == run().provenance["program"]
 
 
+@pytest.mark.optimised
 def test_another_process_gets_the_same_bits(elsewhere):
     assert elsewhere[2] == checksum(*jax.tree.leaves(run().state))
 
@@ -417,6 +422,7 @@ def test_a_run_outlives_a_disk_that_takes_no_more(number, tmp_path, monkeypatch)
     assert_same(run(checkpoint_dir=tmp_path), result)
 
 
+@pytest.mark.optimised
 def test_a_really_full_disk(tmp_path):
     """Not a byte can be written."""
     interrupted(2, checkpoint_dir=tmp_path)
@@ -441,6 +447,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_run(tmp_path
         run(checkpoint_dir=tmp_path / "file" / "run")
 
 
+@pytest.mark.optimised
 def test_two_processes_do_not_share_a_folder(tmp_path):
     folder = tmp_path / "run"
     code = "import sys, test_checkpoints as t; t.run(epochs=100_000, checkpoint_dir=sys.argv[1])"

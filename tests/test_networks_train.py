@@ -6,6 +6,7 @@ import pytest
 
 from dcliques_jax import algorithms, datasets, faults, partitions, simulate, topologies
 
+pytestmark = pytest.mark.optimised  # it computes for longer than it compiles
 SEEDS = (1, 2, 3)
 SGD = optax.sgd(0.05)
 LOSS = faults.message_loss(0.2)
