@@ -104,7 +104,6 @@ def trained(data, topology, algorithm, given=None):
 
 
 @pytest.mark.slow
-@pytest.mark.optimised
 def test_accuracy_after_20_epochs(data):
     found = {pair: trained(data, *pair) for pair in KNOWN}
     for pair, known in KNOWN.items():
@@ -116,7 +115,6 @@ def test_accuracy_after_20_epochs(data):
 
 
 @pytest.mark.slow
-@pytest.mark.optimised
 @pytest.mark.parametrize(("topology", "algorithm"), KNOWN_UNDER_LOSS)
 def test_accuracy_after_20_epochs_with_a_fifth_of_the_messages_lost(data, topology, algorithm):
     known = KNOWN_UNDER_LOSS[topology, algorithm]
