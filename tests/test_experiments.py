@@ -11,8 +11,8 @@ import runpy
 import numpy as np
 import pytest
 
-import dcliques_jax.paper.runs as runs_module
 from dcliques_jax import datasets, models, paper
+from dcliques_jax._studies import kept
 from dcliques_jax.paper import EXPERIMENTS, Experiment, Scale, claims
 from dcliques_jax.paper.__main__ import main
 from dcliques_jax.paper.claims import Curve, judged
@@ -245,7 +245,7 @@ def test_an_experiment_leaves_everything_behind(tmp_path):
 @pytest.mark.usefixtures("_shrunk_settings")
 def test_finished_parts_are_not_run_again(tmp_path, monkeypatch):
     first = paper.run("clique-averaging-mnist", scale=TINY, out=tmp_path, progress=False)
-    monkeypatch.setattr(runs_module, "simulate", None)
+    monkeypatch.setattr(kept, "simulate", None)
     again = paper.run("clique-averaging-mnist", scale=TINY, out=tmp_path, progress=False)
     assert again.verdicts == first.verdicts
     # Another experiment shares one of the two settings.
