@@ -5,7 +5,7 @@ import pytest
 
 from dcliques_jax import algorithms, partitions, simulate, topologies
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.optimised]  # they compute for longer than they compile
 SEED = 0
 
 
