@@ -65,7 +65,7 @@ def rounds(model, input_shape, algorithm):
     simulation = prepare(topology, data, model=model, algorithm=algorithm, batch_size=3)
     simulation.begin()
     recipe, per_epoch = simulation.layout.recipe, simulation.plan.rounds_per_epoch
-    parts = program.Program(recipe.model.apply, recipe.loss_fn, recipe.factory, 3, per_epoch)
+    parts = program.Program(recipe.model.apply, recipe.loss_fn, lambda: algorithm.step, 3, per_epoch)
     arrays = (simulation._carry, *simulation._constants)
     return jax.jit(lambda *arrays: program.run(parts, *arrays, 4, most_rounds=4, mesh=None)), arrays
 

@@ -128,6 +128,8 @@ def _key(value: Any, within: tuple[int, ...]) -> Hashable:
     inner = functools.partial(_key, within=(*within, id(value)))
     if isinstance(value, (tuple, list)):
         return type(value), tuple(map(inner, value))
+    if isinstance(value, frozenset):
+        return frozenset, frozenset(map(inner, value))
     if isinstance(value, dict):
         return dict, tuple((inner(name), inner(entry)) for name, entry in value.items())
     if isinstance(value, functools.partial):

@@ -31,7 +31,7 @@ class Program(NamedTuple):
 
     apply: Any  # (params, inputs) -> logits, for one node
     loss_fn: Any  # (logits, labels) -> losses, for one batch
-    factory: Any  # values of a sweep -> `Algorithm`
+    make_step: Any  # values of a sweep -> `Algorithm.step`, for all nodes
     batch_size: int
     rounds_per_epoch: int
     faults: outages.Faults | None = None  # None: nothing fails
@@ -163,7 +163,7 @@ def _one_round(program: Program, network: Network, data: Data, examples: Example
         return jax.value_and_grad(loss)(params, inputs, labels, taken)
 
     key = jax.random.wrap_key_data(data.key, impl="threefry2x32")
-    step = program.factory(**data.values).step
+    step = program.make_step(**data.values)
 
     def one_round(index: jax.Array, before: Any) -> Any:
         carry, measured = before

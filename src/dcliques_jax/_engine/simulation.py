@@ -1,6 +1,7 @@
 """Simulations, which run and evaluate on request."""
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -234,7 +235,10 @@ class Simulation:
         """Lowers the program of rounds."""
         recipe, plan = ours.recipe, self.plan
         faults = recipe.faults_of(ours.runs[0])
-        functions = (recipe.model.apply, recipe.loss_fn, recipe.factory)
+        make_step = functools.partial(_step_of, recipe.factory)
+        if not ours.runs[0].values:  # without the algorithm's matrices, which are arguments of the program
+            make_step = functools.partial(_given, recipe.factory().step)
+        functions = (recipe.model.apply, recipe.loss_fn, make_step)
         parts = Program(*functions, plan.batch_size, plan.rounds_per_epoch, faults, recipe.augment)
         options: dict[str, Any] = {"most_rounds": _most_rounds(ours), "mesh": ours.mesh}
         return cache_key.lower(program.run, parts, carry, network, data, examples, 1, donate=(0,), **options)
@@ -246,6 +250,14 @@ class Simulation:
         if trouble and not self._warned:
             _checks.warn(trouble, RuntimeWarning)
             self._warned = True
+
+
+def _step_of(factory: Any, **values: Any) -> Any:
+    return factory(**values).step
+
+
+def _given(step: Any) -> Any:
+    return step
 
 
 def _sent(sends: Any, network: Network, one_node: Any) -> np.ndarray:
