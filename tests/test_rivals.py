@@ -143,7 +143,7 @@ def golden(name):
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-@pytest.mark.usefixtures("x64", "quickly_compiled")
+@pytest.mark.usefixtures("x64")
 def test_known_figures(name):
     for found, known in zip(quadratic.errors(golden(name)[0]), GOLDEN[name][2], strict=True):
         if known is None:
@@ -163,7 +163,7 @@ def test_known_figures_in_float32(name):
     np.testing.assert_allclose(found, known[:2], rtol=1e-3)
 
 
-@pytest.mark.usefixtures("x64", "quickly_compiled")
+@pytest.mark.usefixtures("x64")
 def test_tracked_gradients_make_adam_unbiased():
     """Adam scales the gradients of each node, which biases it even on a fully connected network."""
     adam = optax.adam(0.01)
@@ -202,13 +202,13 @@ def slowed(step_size):
         ("exponential", ahead(1, 2, 4, 8), 0.05),
     ],
 )
-@pytest.mark.usefixtures("x64", "quickly_compiled")
+@pytest.mark.usefixtures("x64")
 def test_where_models_end(name, w, rate):
     np.testing.assert_allclose(golden(name)[0][-1], end_of_dsgd(w, rate), atol=1e-8)
 
 
 @pytest.mark.parametrize(("nesterov", "factor"), [(False, 1.0), (True, 1.9)])
-@pytest.mark.usefixtures("x64", "quickly_compiled")
+@pytest.mark.usefixtures("x64")
 def test_quasi_global_momentum_ends_where_dsgd_does(nesterov, factor):
     """At the same rate, not at rate / (1 - b); Nesterov steps are 1 + b times as long."""
     algorithm = algorithms.quasi_global_momentum(0.02, 0.9, nesterov)
@@ -248,7 +248,7 @@ def test_the_mean_of_what_is_tracked_is_the_mean_gradient(topology):
         np.testing.assert_allclose(tracked.mean(axis=0), gradients.mean(axis=0), atol=1e-12)
 
 
-@pytest.mark.usefixtures("x64", "quickly_compiled")
+@pytest.mark.usefixtures("x64")
 def test_the_tracker_stays_exact_for_a_thousand_rounds():
     for name in ("tracking", "tracking, one peer", "tracking, momentum"):
         _, tracked, last = golden(name)[1].state.algorithm
@@ -276,7 +276,7 @@ def test_push_sum_keeps_all_mass(topology):
     assert np.abs(last - start_at.mean(axis=0)).max() < np.abs(start_at - start_at.mean(axis=0)).max() / 10
 
 
-@pytest.mark.usefixtures("x64", "quickly_compiled")
+@pytest.mark.usefixtures("x64")
 def test_the_weights_of_push_sum():
     weight = golden("push-sum")[1].state.algorithm[1]
     assert weight.sum() == pytest.approx(16, abs=1e-12)
@@ -292,7 +292,7 @@ def test_push_sum_over_rows_that_sum_to_1_is_dsgd():
             np.testing.assert_allclose(one, other, atol=1e-14)
 
 
-@pytest.mark.usefixtures("x64", "quickly_compiled")
+@pytest.mark.usefixtures("x64")
 def test_choco_without_compression_is_dsgd():
     found, _ = quadratic.run(algorithms.choco(SGD, IDENTITY, 1.0))
     np.testing.assert_allclose(found, golden("dsgd")[0], atol=1e-12)
@@ -317,7 +317,7 @@ def test_one_local_step_and_one_gossip_are_the_plain_algorithm():
         ),
     ],
 )
-@pytest.mark.usefixtures("x64", "quickly_compiled")
+@pytest.mark.usefixtures("x64")
 def test_a_sequence_advances_once_per_gossip(wrapped, by_hand):
     matrices = [quadratic.RING, ahead(3), ahead(5, 6)]
     expanded = [np.eye(16) if matrix is None else matrix for matrix in by_hand(*matrices)]
@@ -601,7 +601,7 @@ def rows_in(result):
 
 
 @pytest.mark.parametrize(("rival", "graph", "fault"), PARITY)
-@pytest.mark.usefixtures("x64", "quickly_compiled")
+@pytest.mark.usefixtures("x64")
 def test_equals_the_reference(rival, graph, fault):
     """Models, and messages and bytes: a lost message counts as sent."""
     algorithm, twin, size, more = RIVALS[rival]
@@ -623,7 +623,7 @@ def test_equals_the_reference(rival, graph, fault):
     assert result.history.bytes[-1] == pytest.approx(expected)
 
 
-@pytest.mark.usefixtures("x64", "quickly_compiled")
+@pytest.mark.usefixtures("x64")
 def test_chebyshev_gossip_equals_the_reference():
     topology = TOPOLOGIES["cliques"]()
     algorithm = algorithms.repeated_gossip(algorithms.dsgd(optax.sgd(0.1)), 4, chebyshev=True)
@@ -718,7 +718,7 @@ PACES = {
         ("repeated", lambda: topologies.from_matrices(ahead(1, 4))),
     ],
 )
-@pytest.mark.usefixtures("x64", "quickly_compiled")
+@pytest.mark.usefixtures("x64")
 def test_the_growth_is_that_of_runs(pace, topology):
     """With a rate of 0, differences grow or shrink by the computed factor, also at another pace of gossip."""
     algorithm = PACES[pace](algorithms.d2(optax.sgd(0.0), lazy=False))
@@ -806,7 +806,6 @@ def test_traffic_by_hand():
     assert (pushed.bytes.tolist(), pushed.received.tolist()) == ([[144, 288, 144]], [[288, 144, 144]])
 
 
-@pytest.mark.usefixtures("quickly_compiled")
 def test_history_counts_lost_messages_and_rounds_without_gossip():
     algorithm = algorithms.local_steps(algorithms.gradient_tracking(), 2)
     graph = topologies.sequence([topologies.ring(NODES), topologies.random_regular(NODES, 4)])
@@ -893,7 +892,6 @@ MEASURED = ("loss", "train_loss", "messages", "bytes", "consensus_distance")
 
 
 @pytest.mark.parametrize("name", EACH)
-@pytest.mark.usefixtures("quickly_compiled")
 def test_seeds_are_single_runs_and_runs_resume_to_the_same_bits(name, tmp_path, monkeypatch):
     monkeypatch.setattr("dcliques_jax._store.checkpoints._SPACING", 0)
     # Of other degrees for other seeds: their matrices must take one form.
