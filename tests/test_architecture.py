@@ -16,7 +16,7 @@ LAYERS = """
     _checks _arrays _html _random
     _store.files
     _sources.tfds _sources.published
-    datasets partitions cliques wirings _edges
+    datasets _partitions.partitioned partitions cliques wirings _edges
     _engine.xla _engine.chunks
     _mixing.entries _mixing.forms _mixing.groups _mixing.push _mixing.sequences
     _mixing.paced _mixing.spectrum _mixing.growth
@@ -32,7 +32,9 @@ LAYERS = """
     _algorithms.contract _algorithms.descent _algorithms.exact _algorithms.momentum _algorithms.push_sum
     _algorithms.choco _algorithms.wrappers
     augmentations schedules
-    layers models algorithms metrics results _plotting.style _plotting.positions _plotting.graphs plotting
+    layers _models.contract _models.flax_modules
+    _models.parts _models.residual _models.vgg models
+    algorithms metrics results _plotting.style _plotting.positions _plotting.graphs plotting
     _mesh.guards
     _engine.sampling _engine.interrupts _engine.tally _engine.cache_key
     _engine.outages _engine.plan _engine.program _engine.layout _engine.memory _engine.fit _engine.sweeps _engine.state
@@ -51,7 +53,7 @@ CONVENIENCES = {
     ("_topologies.topology", "mixing"),
     ("_topologies.topology", "reports"),
     ("_topologies.topology", "plotting"),
-    ("partitions", "plotting"),
+    ("_partitions.partitioned", "plotting"),
     ("results", "plotting"),
 }
 

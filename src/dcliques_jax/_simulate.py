@@ -10,11 +10,12 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from dcliques_jax import _checks, metrics
+from dcliques_jax import _checks
 from dcliques_jax._engine import fit, interrupts, layout, loop
 from dcliques_jax._engine.plan import Run, Schedule, make_schedule
 from dcliques_jax._engine.setup import Setup, make_setup
 from dcliques_jax._engine.simulation import Simulation
+from dcliques_jax._models.contract import parts_of
 from dcliques_jax._store.checkpoints import Checkpoints
 from dcliques_jax._store.provenance import identity, provenance, surroundings
 from dcliques_jax.algorithms import Algorithm, Traffic
@@ -31,7 +32,7 @@ def simulate(
     *,
     model: Any = None,
     algorithm: Algorithm | Callable[..., Algorithm] | None = None,
-    loss_fn: Callable[[jax.Array, jax.Array], jax.Array] = metrics.cross_entropy,
+    loss_fn: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
     epochs: int | None = None,
     rounds: int | None = None,
     batch_size: int | None = None,
@@ -64,11 +65,13 @@ def simulate(
     Args:
       topology: the graph of nodes that exchange models.
       dataset: the examples of each node, from `partitions`. A plain `Dataset` is split IID over the nodes.
-      model: a flax module or a pair of functions `(init, apply)`. Default: `models.logistic_regression`.
+      model: a flax module or a pair of functions `(init, apply)`, also with dropout or batch statistics, see the module
+        `models`. Default: `models.logistic_regression`.
       algorithm: what happens in a round. Default: `algorithms.dsgd()`, with learning rate 0.1 and, if the topology has
         cliques, Clique Averaging.
-      loss_fn: the loss to minimise, a function of the logits `[batch, classes]` and labels `[batch]` that returns one
-        loss per example, `[batch]`. Default: cross-entropy.
+      loss_fn: the loss to minimise, a function of the outputs and labels of a batch that returns one loss per example,
+        `[batch]`; for sequences one per label, `[batch, length]`. Default: `metrics.cross_entropy`, or, for real
+        numbers, `metrics.squared_error`.
       epochs: number of epochs to train. An epoch is one pass of every node over its examples. Default: 10.
       rounds: number of rounds to train. Pass either `epochs` or `rounds`, not both.
       batch_size: number of examples per node and round. If nodes differ in size, the largest node takes `batch_size`
@@ -143,7 +146,7 @@ def prepare(
     *,
     model: Any = None,
     algorithm: Algorithm | Callable[..., Algorithm] | None = None,
-    loss_fn: Callable[[jax.Array, jax.Array], jax.Array] = metrics.cross_entropy,
+    loss_fn: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
     batch_size: int | None = None,
     init: Any = "shared",
     eval_nodes: int | Sequence[int] | None = None,
@@ -199,13 +202,13 @@ def _identity(setup: Setup, schedule: Schedule, simulation: Simulation, part: sl
     """Returns the values that identify a checkpoint of some of the runs."""
     runs, plan = setup.runs[part], setup.plan
     about = provenance(runs, plan, schedule, setup.recipe, simulation.checksum)
-    about["metric_checksums"] = fit.metric_checksums(runs[0], plan, setup.recipe, setup.one_node)
+    about["metric_checksums"] = fit.metric_checksums(runs[0], plan, setup.recipe, parts_of(*setup.one_node))
     return identity(about, runs, plan, setup.networks[part], simulation.starts)
 
 
 def _traffic(setup: Setup, runs: list[Run]) -> list[Traffic]:
     """Returns the traffic of each run without faults; nothing if the algorithm does not say."""
-    told = [setup.recipe.algorithm_of(run).traits.sends for run in runs]
+    told = [setup.recipe.sends(run) for run in runs]
     each = zip(told, setup.networks, strict=False)
     return [] if None in told else [sends(network, setup.one_node) for sends, network in each if sends is not None]
 
@@ -233,4 +236,5 @@ def _result(setup: Setup, schedule: Schedule, outcomes: list[loop.Outcome]) -> R
         about["sweep"] = {name: list(dict.fromkeys(run.values[name] for run in runs)) for name in runs[0].values}
     graphs = [run.topology for run in runs[: len(about["seeds"])]]
     same = all(graph is graphs[0] for graph in graphs)
-    return Result(graphs[0] if same else graphs, history, state.params, state, about, traffic=traffic)
+    graph = graphs[0] if same else graphs
+    return Result(graph, history, state.params, state, about, traffic=traffic, model_state=state.model)

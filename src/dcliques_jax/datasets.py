@@ -34,16 +34,19 @@ ByteScale = tuple[float | np.ndarray, float | np.ndarray]
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """A classification data set. Use `from_arrays` to make one.
+    """A data set. Use `from_arrays` to make one.
+
+    Its labels are one class per example, `[examples]`; a class for every position of a sequence, `[examples, length]`;
+    or real numbers `[examples, ...]` to predict, for regression. `target_kind` tells which.
 
     Its arrays are read-only. The constructor copies writeable arrays, except memory maps.
     """
 
     train_inputs: np.ndarray  # [train, ...]
-    train_labels: np.ndarray  # [train] int32 in 0 .. num_classes - 1
+    train_labels: np.ndarray  # [train, ...] int32 in 0 .. num_classes - 1, in sequences -1 for padding; or float32
     test_inputs: np.ndarray  # [test, ...]
-    test_labels: np.ndarray  # [test]
-    num_classes: int
+    test_labels: np.ndarray  # [test, ...]
+    num_classes: int  # 0 for regression
     validation_inputs: np.ndarray | None = None  # [validation, ...]
     validation_labels: np.ndarray | None = None  # [validation]
     name: str = "arrays"
@@ -51,21 +54,32 @@ class Dataset:
 
     def __post_init__(self) -> None:
         _checks.text("name", self.name)
-        num_classes = _checks.integer("num_classes", self.num_classes, 1, 2**31 - 1)
+        of_classes = np.asanyarray(self.train_labels).dtype.kind != "f"
+        num_classes = _checks.integer("num_classes", self.num_classes, int(of_classes), (2**31 - 1) * of_classes)
         if (self.validation_inputs is None) != (self.validation_labels is None):
             raise ValueError("validation_inputs and validation_labels go together: pass both or neither")
         for split in ("train", "test") if self.validation_inputs is None else ("train", "test", "validation"):
             inputs, labels = (np.asanyarray(getattr(self, f"{split}_{what}")) for what in ("inputs", "labels"))
             _check_split(split, inputs, labels, num_classes)
             object.__setattr__(self, f"{split}_inputs", _arrays.read_only(inputs))
-            object.__setattr__(self, f"{split}_labels", _arrays.read_only(labels, np.int32))
-            if inputs.shape[1:] != (like := self.train_inputs.shape[1:]):
-                raise ValueError(f"{split}_inputs have shape {inputs.shape[1:]} per example, train_inputs {like}")
+            object.__setattr__(
+                self, f"{split}_labels", _arrays.read_only(labels, np.int32 if num_classes else np.float32)
+            )
+            for what, array in (("inputs", inputs), ("labels", labels)):
+                if array.shape[1:] != (like := getattr(self, f"train_{what}").shape[1:]):
+                    raise ValueError(f"{split}_{what} have shape {array.shape[1:]} per example, train_{what} {like}")
         if self.byte_scale is not None:
             byte_scale = _checked_byte_scale(self.byte_scale, self.train_inputs.shape[1:])
             object.__setattr__(self, "byte_scale", byte_scale)
 
     __reduce__ = _arrays.rebuilt
+
+    @property
+    def target_kind(self) -> str:
+        """What to predict: "classes", "sequences of classes" or "real numbers"."""
+        if self.num_classes == 0:
+            return "real numbers"
+        return "classes" if self.train_labels.ndim == 1 else "sequences of classes"
 
     @property
     def black(self) -> Any:
@@ -119,7 +133,11 @@ def from_arrays(
     byte_scale: ByteScale | None = None,
     copy: bool = True,
 ) -> Dataset:
-    """Makes a `Dataset` from arrays: inputs `[examples, ...]` and integer labels `[examples]`.
+    """Makes a `Dataset` from arrays: inputs `[examples, ...]` and labels `[examples]`, or other targets.
+
+    Integer labels `[examples, length]` make a data set of sequences: models return outputs `[batch, length, classes]`,
+    and losses and accuracies are means over positions. Label -1 marks padding, which does not count. Real numbers
+    `[examples, ...]` make a regression set, whose runs measure losses and no accuracies.
 
     Inputs are not scaled. Big-endian inputs are converted. The data set keeps read-only copies, so later changes of
     your arrays do not affect it. Read-only arrays are not copied. Memory maps (`numpy.load(..., mmap_mode="r")`) are
@@ -127,12 +145,12 @@ def from_arrays(
 
     Args:
       train_inputs: training inputs `[examples, ...]`.
-      train_labels: training labels, integers `[examples]`.
+      train_labels: training labels: integers `[examples]` or `[examples, length]`, or real numbers `[examples, ...]`.
       test_inputs: test inputs, like the training inputs.
       test_labels: test labels, like the training labels.
       validation_inputs: validation inputs, if any.
       validation_labels: validation labels, if any.
-      num_classes: number of classes. Defaults to the largest label plus one.
+      num_classes: number of classes. Defaults to the largest label plus one; 0 for regression.
       name: name of the data set in pictures and results.
       byte_scale: `(scale, shift)` of inputs that equal `scale * byte + shift`, as images often do. The device
         then stores bytes. Both are numbers, or arrays that broadcast to an example, such as `[channels]`.
@@ -142,6 +160,8 @@ def from_arrays(
     >>> import numpy as np
     >>> from_arrays(np.eye(4), [0, 1, 2, 2], np.eye(4), [0, 1, 2, 2])
     Dataset('arrays', train=4, test=4, inputs=(4,), num_classes=3)
+    >>> from_arrays(np.eye(4), [0.5, 1.0, 1.5, 2.0], np.eye(4), np.zeros(4)).target_kind
+    'real numbers'
     """
     validation = (validation_inputs, validation_labels)
     arrays = [np.asanyarray(array) for array in (train_inputs, train_labels, test_inputs, test_labels)]
@@ -155,14 +175,20 @@ def from_arrays(
         usable = [
             labels for labels in all_labels if labels.size and labels.dtype.kind in "iu"
         ]  # Dataset rejects the rest
-        num_classes = 1 + max((int(labels.max()) for labels in usable), default=0)
+        num_classes = 1 + max((int(labels.max()) for labels in usable), default=0) if usable else 0
     splits = (arrays[0], arrays[1], arrays[2], arrays[3])
     return Dataset(*splits, num_classes, optional[0], optional[1], name, byte_scale)
 
 
 def _check_split(split: str, inputs: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise ValueError(f"{split}_labels must be one integer per example, not {labels.dtype} of shape {labels.shape}")
+    right = (
+        labels.dtype.kind in "iu" and labels.ndim in (1, 2) if num_classes else labels.dtype.kind == "f" and labels.ndim
+    )
+    if not right:
+        wanted = (
+            "integers [examples] or [examples, length], as train_labels," if num_classes else "real, as train_labels,"
+        )
+        raise ValueError(f"{split}_labels must be {wanted} not {labels.dtype} of shape {labels.shape}")
     if inputs.ndim < 2 or inputs.dtype.kind not in "iuf":
         raise ValueError(
             f"{split}_inputs must be a real array [examples, ...], not {inputs.dtype} of shape {inputs.shape}"
@@ -171,11 +197,7 @@ def _check_split(split: str, inputs: np.ndarray, labels: np.ndarray, num_classes
         raise ValueError(
             f"{split}: {len(labels)} labels for inputs of shape {inputs.shape}; pass as many of both, and none empty"
         )
-    if labels.min() < 0 or labels.max() >= num_classes:
-        raise ValueError(
-            f"{split}_labels range from {labels.min()} to {labels.max()}, but with num_classes={num_classes} they "
-            f"must lie in 0..{num_classes - 1}"
-        )
+    _check_labels(split, labels, num_classes)
     bounds = np.finfo(np.float32) if inputs.dtype.kind == "f" else np.iinfo(np.int32)
     lowest, highest = inputs.min(), inputs.max()  # NaN if any input is, which fails every comparison
     if not (lowest >= bounds.min and highest <= bounds.max):
@@ -184,6 +206,20 @@ def _check_split(split: str, inputs: np.ndarray, labels: np.ndarray, num_classes
             f"{split}_inputs hold NaN, infinite or too large values, first in example {wrong.argmax()}: clean or "
             "rescale them first"
         )
+
+
+def _check_labels(split: str, labels: np.ndarray, num_classes: int) -> None:
+    least = 0 if labels.ndim == 1 else -1
+    if num_classes and (labels.min() < least or labels.max() >= num_classes):
+        raise ValueError(
+            f"{split}_labels range from {labels.min()} to {labels.max()}, but with num_classes={num_classes} they "
+            f"must lie in {least}..{num_classes - 1}"
+        )
+    if num_classes and (labels < 0).reshape(len(labels), -1).all(axis=1).any():
+        empty = (labels < 0).all(axis=1).argmax()
+        raise ValueError(f"{split}_labels[{empty}] is all padding: every example needs at least one label")
+    if not num_classes and not np.isfinite(labels.astype(np.float32)).all():
+        raise ValueError(f"{split}_labels hold NaN, infinite or too large values: clean or rescale them first")
 
 
 def _checked_byte_scale(byte_scale: ByteScale, shape: tuple[int, ...]) -> ByteScale:

@@ -1,10 +1,10 @@
 """Layers that run fast when every node has its own weights.
 
-`Dense`, `Conv`, `GroupNorm` and `max_pool` replace those of flax. They have the same names and parameters, the same
-values up to rounding, and the arguments that image models need. The layers of flax work too, but XLA:CPU runs them many
-times slower when they are lifted over nodes: convolutions with one kernel per node become grouped convolutions, and
-gradients of pools become scatters. Here convolutions are matrix products and pools are maxima of slices, and so are
-their gradients.
+`Dense`, `Conv`, `GroupNorm`, `BatchNorm` and `max_pool` replace those of flax. They have the same names and parameters,
+the same values up to rounding, and the arguments that image models need. `EvoNorm` is one more. The layers of flax work
+too, but XLA:CPU runs them many times slower when they are lifted over nodes: convolutions with one kernel per node
+become grouped convolutions, and gradients of pools become scatters. Here convolutions are matrix products and pools are
+maxima of slices, and so are their gradients.
 """
 
 import functools
@@ -105,19 +105,92 @@ class GroupNorm(nn.Module):
         scale = self.param("scale", nn.initializers.ones, (channels,))
         bias = self.param("bias", nn.initializers.zeros, (channels,))
         spatial = tuple(range(1, inputs.ndim - 1))
-
-        def of_groups(x: jax.Array) -> jax.Array:
-            """Means over spatial axes and the channels of a group, `[batch, channels]`."""
-            means = x.mean(axis=spatial).reshape(-1, self.num_groups, channels // self.num_groups)
-            return jnp.broadcast_to(means.mean(axis=2, keepdims=True), means.shape).reshape(-1, channels)
-
         precise = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
-        mean = of_groups(precise)
-        variance = jnp.maximum(of_groups(jnp.square(precise)) - jnp.square(mean), 0)
+        mean = _of_groups(precise, self.num_groups)
+        variance = jnp.maximum(_of_groups(jnp.square(precise), self.num_groups) - jnp.square(mean), 0)
         factor = lax.rsqrt(variance + self.epsilon) * scale[None]
         shift = bias[None] - mean * factor
         normalised = precise * jnp.expand_dims(factor, spatial) + jnp.expand_dims(shift, spatial)
         return normalised.astype(jnp.result_type(inputs, scale, bias))
+
+
+class BatchNorm(nn.Module):
+    """`flax.linen.BatchNorm` over the last axis, with the conventions of PyTorch by default.
+
+        y = (x - mean) / sqrt(var + epsilon) * scale + bias
+
+    In training, mean and var are those of the batch, and the state keeps running ones, `running <- momentum * running +
+    (1 - momentum) * batch`. PyTorch keeps the unbiased variance, flax the biased one, and both normalise with the
+    biased one.
+    """
+
+    use_running_average: bool = False  # whether to normalise with the running statistics, as in evaluation
+    momentum: float = 0.9
+    epsilon: float = 1e-5
+    unbiased: bool = True  # whether the running variance is the unbiased one
+    running: bool = True  # whether to keep running statistics; without, evaluation uses those of its batch, too
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Normalises each channel over the batch and all positions, then scales and shifts it."""
+        channels, others = inputs.shape[-1:], tuple(range(inputs.ndim - 1))
+        scale = self.param("scale", nn.initializers.ones, channels)
+        bias = self.param("bias", nn.initializers.zeros, channels)
+        precise = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
+        if self.running:
+            kept_mean = self.variable("batch_stats", "mean", jnp.zeros, channels, precise.dtype)
+            kept_var = self.variable("batch_stats", "var", jnp.ones, channels, precise.dtype)
+        if self.running and self.use_running_average:
+            mean, variance = kept_mean.value, kept_var.value
+        else:
+            mean = precise.mean(axis=others)
+            variance = jnp.maximum(jnp.square(precise).mean(axis=others) - jnp.square(mean), 0)
+        if self.running and not self.use_running_average and not self.is_initializing():
+            count = inputs.size // inputs.shape[-1]
+            stored = variance * (count / max(count - 1, 1)) if self.unbiased else variance
+            kept_mean.value = self.momentum * kept_mean.value + (1 - self.momentum) * mean
+            kept_var.value = self.momentum * kept_var.value + (1 - self.momentum) * stored
+        factor = lax.rsqrt(variance + self.epsilon) * scale
+        normalised = precise * jnp.expand_dims(factor, others) + jnp.expand_dims(bias - mean * factor, others)
+        return normalised.astype(jnp.result_type(inputs, scale, bias))
+
+
+class EvoNorm(nn.Module):
+    """EvoNorm as QGM and RelaySGD (EPFL) use it: a normalisation and a non-linearity in one, without state.
+
+        y = x sigmoid(x) / sqrt(var + 1e-5) * scale + bias
+
+    The variance is the unbiased one of a group of channels of one example. The original S0 (Liu et al., 2020) has a
+    factor per channel within the sigmoid, and others use a piecewise linear sigmoid.
+    """
+
+    num_groups: int = 32  # at most as many as channels; must divide their number
+    epsilon: float = 1e-5  # added to the variance
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Normalises each example within groups of channels, then scales and shifts each channel."""
+        channels = inputs.shape[-1]
+        groups = min(self.num_groups, channels)
+        if channels % groups:
+            raise ValueError(f"num_groups={groups} must divide the {channels} channels of the inputs")
+        scale = self.param("scale", nn.initializers.ones, (channels,))
+        bias = self.param("bias", nn.initializers.zeros, (channels,))
+        spatial = tuple(range(1, inputs.ndim - 1))
+        precise = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
+        mean = _of_groups(precise, groups)
+        count = inputs[0].size // groups
+        variance = jnp.maximum(_of_groups(jnp.square(precise), groups) - jnp.square(mean), 0)
+        factor = lax.rsqrt(variance * (count / max(count - 1, 1)) + self.epsilon) * scale[None]
+        turned = precise * jax.nn.sigmoid(precise) * jnp.expand_dims(factor, spatial)
+        return (turned + jnp.expand_dims(bias, tuple(range(inputs.ndim - 1)))).astype(jnp.result_type(inputs, scale))
+
+
+def _of_groups(x: jax.Array, num_groups: int) -> jax.Array:
+    """Returns means over positions and the channels of a group, `[batch, channels]`, of `[batch, ..., channels]`."""
+    channels = x.shape[-1]
+    means = x.mean(axis=tuple(range(1, x.ndim - 1))).reshape(-1, num_groups, channels // num_groups)
+    return jnp.broadcast_to(means.mean(axis=2, keepdims=True), means.shape).reshape(-1, channels)
 
 
 def max_pool(
@@ -177,10 +250,11 @@ def _convolution(strides: tuple[int, int], pads: Pads, precision: Any, x: jax.Ar
         y[r, w] = sum_i z_i[r + i, w]       z_i[r, w] = sum_j x[r, w + j] K[i, j]
 
     The columns of a window are concatenated before the product, its rows are summed after it. With few channels it
-    takes less memory traffic to concatenate the rows before the product, too: patches.
+    takes less memory traffic to concatenate the rows before the product, too: patches. So it does if windows move by
+    several rows, and z_i would be computed for rows that they skip.
     """
     height, width, channels, units = kernel.shape
-    if height * width * channels <= width * channels + height * units:
+    if strides[0] > 1 or height * width * channels <= width * channels + height * units:
         x = jnp.concatenate(_slices(jnp.pad(x, ((0, 0), pads[0], (0, 0), (0, 0))), 1, height, strides[0]), axis=3)
         kernel = kernel.swapaxes(0, 1).reshape(1, width, height * channels, units)
         to_full = (0, -x.shape[3] % _LANES)  # full vectors copy faster

@@ -1,8 +1,9 @@
 """Metrics of models.
 
-`simulate(metrics={"name": fn})` adds a metric `fn(params, inputs, labels)`, written for one node's model. It is called
-per node on chunks of the evaluated examples and returns a mean over a chunk. The means are averaged over chunks,
-weighted by the numbers of examples. `whole` and `of_mean_model` change this, and can be combined.
+`simulate(metrics={"name": fn})` adds a metric `fn(params, inputs, labels)`, written for one node's model; if the model
+has a state, such as batch statistics, it is `fn(params, state, inputs, labels)`. It is called per node on chunks of the
+evaluated examples and returns a mean over a chunk. The means are averaged over chunks, weighted by the numbers of
+examples. `whole` and `of_mean_model` change this, and can be combined.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ Params = Any
 class Metric(NamedTuple):
     """A metric, and how to measure it. A plain function `fn` stands for `Metric(fn)`."""
 
-    fn: Callable[[Params, jax.Array, jax.Array], Any]  # (params, inputs [examples, ...], labels [examples]) -> array
+    fn: Callable[..., Any]  # (params, inputs [examples, ...], labels [examples, ...]) -> array
     of_mean_model: bool = False  # measure the mean of all models instead of each node's model
     whole: bool = False  # call `fn` once on all examples, not on chunks
     weighted: bool = False  # `fn` returns (values, weights) of one shape, or one weight; they average the chunks
@@ -69,10 +70,11 @@ def per_class_accuracy(model: Any) -> Metric:
     >>> simulate(topologies.ring(4), datasets.synthetic(), **arguments).history.extra["per_class"].shape
     (2, 4, 10)
     """
-    apply = models.as_model(model).apply
+    predict = models.predictor(model)
 
-    def fn(params: Params, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = apply(params, inputs)
+    def fn(params: Params, *others: Any) -> tuple[jax.Array, jax.Array]:
+        *state, inputs, labels = others
+        logits = predict(params, *state, inputs)
         of_class = labels[:, None] == jnp.arange(logits.shape[1])[None]
         counts = of_class.sum(axis=0)
         right = (of_class & (predictions(logits) == labels)[:, None]).sum(axis=0)
@@ -82,25 +84,39 @@ def per_class_accuracy(model: Any) -> Metric:
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns the cross-entropy of each example, `[batch]`: -log softmax(logits)[label].
+    """Returns the cross-entropy of each label, `[batch]` or `[batch, length]`: -log softmax(logits)[label].
 
     >>> cross_entropy(jnp.zeros((1, 4)), jnp.array([2])).round(4)
     Array([1.3863], dtype=float32)
     """
     # Select by a mask: the gradient of indexing is a slow scatter.
-    chosen = labels[:, None] == jnp.arange(logits.shape[1])[None]
-    return jax.nn.logsumexp(logits, axis=1) - jnp.where(chosen, logits, 0).sum(axis=1)
+    chosen = jnp.expand_dims(labels, -1) == _classes(logits)
+    return jax.nn.logsumexp(logits, axis=-1) - jnp.where(chosen, logits, 0).sum(axis=-1)
+
+
+def squared_error(outputs: jax.Array, targets: jax.Array) -> jax.Array:
+    """Returns the squared error of each example, `[batch]`, as a mean over the entries of a target.
+
+    >>> squared_error(jnp.zeros((1, 2)), jnp.array([[2.0, 4.0]]))
+    Array([10.], dtype=float32)
+    """
+    if outputs.shape != targets.shape:
+        raise ValueError(f"the model returns outputs of shape {outputs.shape} for targets of shape {targets.shape}")
+    return jnp.square(outputs - targets).reshape(len(targets), -1).mean(axis=1)
 
 
 def predictions(logits: jax.Array) -> jax.Array:
-    """Returns the class with the largest logit per example, `[batch]`; of equal logits, the first.
+    """Returns the class with the largest logit per label, `[batch]` or `[batch, length]`; of equal logits, the first.
 
     >>> predictions(jnp.array([[0.0, 2.0, 2.0]]))
     Array([1], dtype=int32)
     """
     # `argmax` as reductions, which XLA:CPU vectorises.
-    classes = jnp.arange(logits.shape[1])[None]
-    return jnp.where(logits >= logits.max(axis=1, keepdims=True), classes, logits.shape[1]).min(axis=1)
+    return jnp.where(logits >= logits.max(axis=-1, keepdims=True), _classes(logits), logits.shape[-1]).min(axis=-1)
+
+
+def _classes(logits: jax.Array) -> jax.Array:
+    return jnp.expand_dims(jnp.arange(logits.shape[-1]), tuple(range(logits.ndim - 1)))
 
 
 def consensus_distance(params: Params, used: jax.Array | None = None, axis_name: str | None = None) -> jax.Array:

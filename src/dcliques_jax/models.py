@@ -6,25 +6,22 @@ Models are written for one node. The simulator lifts them over all nodes with `j
 import dataclasses
 import inspect
 import re
-import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import flax.errors
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from dcliques_jax import _checks, layers
+from dcliques_jax._models import parts
+from dcliques_jax._models.contract import Model as Model
+from dcliques_jax._models.contract import StatefulModel as StatefulModel
+from dcliques_jax._models.contract import without_state
+from dcliques_jax._models.flax_modules import from_linen, from_nnx, is_nnx
+from dcliques_jax._models.residual import ResNet
+from dcliques_jax._models.vgg import VGG11
 
 Params = Any
-
-
-class Model(NamedTuple):
-    """A pair of pure functions. Any such pair is a model."""
-
-    init: Callable[[jax.Array, jax.Array], Params]  # (key, example_inputs [batch, ...]) -> params
-    apply: Callable[[Params, jax.Array], jax.Array]  # (params, inputs [batch, ...]) -> logits [batch, classes]
 
 
 def logistic_regression(num_classes: int = 10) -> nn.Module:
@@ -54,10 +51,63 @@ def mlp(hidden: Sequence[int] = (200,), num_classes: int = 10) -> nn.Module:
       hidden: sizes of the hidden layers.
       num_classes: number of classes.
 
-    >>> num_parameters(mlp((200,)), jnp.zeros((1, 28, 28, 1)))
+    >>> num_parameters(mlp((200,)), jax.numpy.zeros((1, 28, 28, 1)))
     159010
     """
     return MLP(tuple(_checks.integer("hidden", size, 1) for size in hidden), num_classes)
+
+
+def resnet20(num_classes: int = 10, *, norm: str = "group", shortcut: str = "B", groups: int = 2) -> nn.Module:
+    """Makes ResNet-20 for CIFAR-10 (He et al., 2015): 272,474 parameters, or 269,722 with shortcut A.
+
+    Args:
+      num_classes: number of classes.
+      norm: `"batch"`, with the conventions of PyTorch; `"group"`; or `"evonorm"`, as QGM and RelaySGD (EPFL) use it:
+        EvoNorm in the stem and after the first convolution of a block, and before sums batch normalisation by the
+        statistics of the current batch, in evaluation as well.
+      shortcut: where channels double, `"B"`: a 1 x 1 convolution with normalisation, as EPFL and Purdue; `"A"`: every
+        second pixel and zeros for new channels, as He et al. and EquiTopo. Convolutions start from N(0, 2 / (k^2
+        c_out)) with B and from N(0, 2 / (k^2 c_in)) with A.
+      groups: number of groups of group normalisation.
+
+    >>> num_parameters(resnet20(), jax.numpy.zeros((1, 32, 32, 3)))
+    272474
+    """
+    return _resnet((16, 32, 64), 3, num_classes, norm, shortcut, groups)
+
+
+def resnet18(num_classes: int = 10, *, norm: str = "group", shortcut: str = "B", groups: int = 2) -> nn.Module:
+    """Makes ResNet-18 with a 3 x 3 stem, for small images (11,173,962 parameters); for arguments see `resnet20`.
+
+    >>> num_parameters(resnet18(), jax.numpy.zeros((1, 32, 32, 3)))
+    11173962
+    """
+    return _resnet((64, 128, 256, 512), 2, num_classes, norm, shortcut, groups)
+
+
+def _resnet(widths: tuple[int, ...], blocks: int, num_classes: int, norm: str, shortcut: str, groups: int) -> nn.Module:
+    _checks.choice("norm", norm, ("batch", "group", "evonorm"))
+    _checks.choice("shortcut", shortcut, ("A", "B"))
+    groups = _checks.integer("groups", groups, 1, widths[0], "the channels of the first stage")
+    return ResNet(widths, blocks, num_classes, norm, shortcut, groups)
+
+
+def vgg11(num_classes: int = 10, *, norm: str = "none", groups: int = 8, dropout: float = 0.5) -> nn.Module:
+    """Makes VGG-11 for images of 32 x 32: eight convolutions and five pools.
+
+    Args:
+      num_classes: number of classes.
+      norm: `"none"` (9,750,922 parameters) or `"batch"` (9,756,426): three linear layers with dropout before the first
+        two, as QGM and RelaySGD; `"group"` (9,231,114): one linear layer, as Takezawa et al.
+      groups: number of groups of group normalisation.
+      dropout: share of the inputs of the first two linear layers that are dropped in training.
+
+    >>> num_parameters(vgg11(), jax.numpy.zeros((1, 32, 32, 3)))
+    9750922
+    """
+    _checks.choice("norm", norm, ("none", "batch", "group"))
+    groups = _checks.integer("groups", groups, 1, 64, "the channels of the first convolution")
+    return VGG11(num_classes, norm, groups, _checks.share("dropout", dropout))
 
 
 class LogisticRegression(nn.Module):
@@ -68,7 +118,7 @@ class LogisticRegression(nn.Module):
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Logits [batch, classes] of inputs [batch, ...]."""
-        return _dense(self.num_classes, inputs.reshape(len(inputs), -1))
+        return parts.dense(self.num_classes, inputs.reshape(len(inputs), -1))
 
 
 class MLP(nn.Module):
@@ -82,8 +132,8 @@ class MLP(nn.Module):
         """Logits [batch, classes] of inputs [batch, ...]."""
         x = inputs.reshape(len(inputs), -1)
         for size in self.hidden:
-            x = nn.relu(_dense(size, x))
-        return _dense(self.num_classes, x)
+            x = nn.relu(parts.dense(size, x))
+        return parts.dense(self.num_classes, x)
 
 
 class GNLeNet(nn.Module):
@@ -94,10 +144,7 @@ class GNLeNet(nn.Module):
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Logits [batch, classes] of images [batch, height, width, channels]."""
-        if inputs.ndim != 4 or min(inputs.shape[1:3]) < 15:
-            raise ValueError(
-                f"gn_lenet takes images [height, width, channels] of at least 15 x 15, not inputs {inputs.shape[1:]}"
-            )
+        parts.check_images("gn_lenet", inputs, 15)
 
         def normalise(x: jax.Array) -> jax.Array:
             return layers.GroupNorm(num_groups=2, epsilon=1e-5)(x)
@@ -105,38 +152,104 @@ class GNLeNet(nn.Module):
         x = nn.relu(normalise(_pool(_conv(32, inputs))))
         x = nn.relu(_pool(normalise(_conv(32, x))))
         x = nn.relu(_pool(normalise(_conv(64, x))))
-        return _dense(self.num_classes, x.reshape(len(x), -1))
+        return parts.dense(self.num_classes, x.reshape(len(x), -1))
 
 
-def as_model(model: Any) -> Model:
-    """Converts the `model` of `simulate` to a `Model`.
+def with_statistics(model: Any, *, gossip: bool = False, calibration_batches: int = 0) -> StatefulModel:
+    """Chooses what becomes of a model's state, such as the running statistics of batch normalisation.
+
+    By default every node keeps its own state, and the mean model has the mean of all states.
+
+    Args:
+      model: a model as in `simulate`.
+      gossip: whether nodes mix their states in every round over the matrix W, as they mix parameters.
+      calibration_batches: number of batches of training examples, drawn once from all nodes, on which the state of the
+        mean model is estimated at every evaluation: the state after passes over them in training mode, from the mean of
+        all states on. Default: the mean itself.
+
+    >>> with_statistics(logistic_regression(), gossip=True).gossip_state
+    True
+    """
+    if not isinstance(gossip, bool):
+        raise ValueError(f"gossip={gossip!r} must be True or False")
+    count = _checks.integer("calibration_batches", calibration_batches, 0)
+    found = as_model(model)
+    name = found.name or described(model)
+    return found._replace(gossip_state=gossip, calibration_batches=count, name=name)
+
+
+def predictor(model: Any) -> Callable[..., jax.Array]:
+    """Returns the function `(params, inputs) -> outputs` of a model in evaluation.
+
+    If the model has a state, the function is `(params, state, inputs) -> outputs`.
+
+    Args:
+      model: a model as in `simulate`.
+
+    >>> model = logistic_regression()
+    >>> params, _ = as_model(model).init(jax.random.key(0), jax.numpy.zeros((1, 4)))
+    >>> predictor(model)(params, jax.numpy.zeros((3, 4))).shape
+    (3, 10)
+    """
+    apply = as_model(model).apply
+
+    def predict(params: Params, *state_and_inputs: Any) -> jax.Array:
+        *state, inputs = state_and_inputs
+        outputs: jax.Array = apply(params, state[0] if state else {}, inputs, train=False, key=None)[0]
+        return outputs
+
+    return predict
+
+
+def as_model(model: Any) -> StatefulModel:
+    """Converts the `model` of `simulate` to a `StatefulModel`, whose state may be empty.
 
     Args:
       model: a flax.linen module, a function of `rngs` that builds a flax.nnx module, or a pair of functions
-        `(init, apply)`.
+        `(init, apply)` as in `Model` or `StatefulModel`.
     """
     if isinstance(model, nn.Module):
-        return _from_linen(model)
+        return from_linen(model)
+    if isinstance(model, StatefulModel):
+        return model
     if isinstance(model, tuple) and len(model) == 2 and all(callable(function) for function in model):
-        return Model(*model)
-    if callable(model) and not _is_nnx(model):
+        return _from_pair(*model)
+    if callable(model) and not is_nnx(model):
         call = model.__init__ if isinstance(model, type) else model  # type: ignore[misc]
         if "rngs" in inspect.signature(call).parameters:
-            return _from_nnx(model)
-    built = " It is built already: pass a function that builds it, such as lambda rngs: ..." if _is_nnx(model) else ""
+            return from_nnx(model)
+    built = " It is built already: pass a function that builds it, such as lambda rngs: ..." if is_nnx(model) else ""
     raise ValueError(
         f"model={model!r} is not a model.{built} Pass a flax.linen module such as models.logistic_regression(), a "
         "function that builds a flax.nnx module such as lambda rngs: MyModule(rngs=rngs), or a pair of functions "
-        "(init(key, example_inputs) -> params, apply(params, inputs) -> logits)"
+        "(init(key, example_inputs) -> params, apply(params, inputs) -> outputs)"
     )
+
+
+def _from_pair(init: Any, apply: Any) -> StatefulModel:
+    """Tells the two forms of pairs apart by the arguments of `apply`."""
+    try:
+        named = inspect.signature(apply).parameters.keys() & {"train", "key"}
+    except ValueError:  # a function without a signature
+        named = set()
+    if len(named) == 1:
+        raise ValueError(
+            f"apply takes {named.pop()!r} alone: pass apply(params, inputs) -> outputs, or, for a model with state or "
+            "randomness, apply(params, state, inputs, *, train, key) -> (outputs, state)"
+        )
+    return StatefulModel(init, apply) if named else without_state(Model(init, apply))
 
 
 def described(model: Any) -> str:
     """Describes a model in one line.
 
-    >>> described(logistic_regression(4))
-    'LogisticRegression(num_classes=4)'
+    >>> described(logistic_regression(4)), described(with_statistics(logistic_regression(4), gossip=True))
+    ('LogisticRegression(num_classes=4)', 'LogisticRegression(num_classes=4), state gossiped')
     """
+    if isinstance(model, StatefulModel):
+        choices = ["state gossiped"] * model.gossip_state
+        choices += [f"calibrated on {model.calibration_batches} batches"] * (model.calibration_batches > 0)
+        return ", ".join([model.name or described(model[:2]), *choices])
     if isinstance(model, nn.Module):
         names = [field.name for field in dataclasses.fields(model) if field.init]
         fields = (f"{name}={getattr(model, name)!r}" for name in names if name not in ("parent", "name"))
@@ -154,85 +267,15 @@ def num_parameters(model: Any, example_inputs: Any) -> int:
       model: a model as in `simulate`.
       example_inputs: inputs `[batch, ...]` of the shape that the model gets.
 
-    >>> num_parameters(gn_lenet(), jnp.zeros((1, 32, 32, 3)))
+    >>> num_parameters(gn_lenet(), jax.numpy.zeros((1, 32, 32, 3)))
     85354
     """
-    params = jax.eval_shape(as_model(model).init, jax.random.key(0), example_inputs)
+    params, _ = jax.eval_shape(as_model(model).init, jax.random.key(0), example_inputs)
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-_STATELESS = (
-    "but rounds average parameters only: use a module without it, for example with GroupNorm instead of BatchNorm and "
-    "with dropout switched off"
-)
-
-
-def _from_linen(module: nn.Module) -> Model:
-    name = type(module).__name__
-
-    def init(key: jax.Array, example_inputs: jax.Array) -> Params:
-        variables = module.init(key, example_inputs)
-        if others := set(variables) - {"params"}:
-            raise ValueError(f"{name} keeps {', '.join(sorted(others))} besides its parameters, {_STATELESS}")
-        return variables.get("params", {})
-
-    def apply(params: Params, inputs: jax.Array) -> jax.Array:
-        try:
-            logits: jax.Array = module.apply({"params": params}, inputs)
-        except flax.errors.InvalidRngError as error:
-            raise ValueError(f"{name} draws random numbers as it is applied, like dropout, {_STATELESS}") from error
-        return logits
-
-    return Model(init, apply)
-
-
-def _is_nnx(model: Any) -> bool:
-    """Whether a model is an nnx module. Does not import flax.nnx, which takes long."""
-    nnx = sys.modules.get("flax.nnx")
-    return nnx is not None and isinstance(model, nnx.Module)
-
-
-def _from_nnx(build: Callable[..., Any]) -> Model:
-    from flax import nnx
-
-    def split(key: jax.Array) -> Any:
-        definition, params, others = nnx.split(build(rngs=nnx.Rngs(key)), nnx.Param, ...)
-        kept = jax.tree.leaves(others, is_leaf=lambda value: isinstance(value, nnx.Variable))
-        if kinds := sorted({type(variable).__name__ for variable in kept}):
-            name = getattr(build, "__name__", "the module")
-            raise ValueError(f"{name} keeps {', '.join(kinds)} besides its parameters, {_STATELESS}")
-        return definition, params
-
-    def init(key: jax.Array, example_inputs: jax.Array) -> Params:
-        return nnx.to_pure_dict(split(key)[1])
-
-    def apply(params: Params, inputs: jax.Array) -> jax.Array:
-        # eval_shape finds the structure without any computation.
-        definition, state = jax.eval_shape(split, jax.random.key(0))
-        nnx.replace_by_pure_dict(state, params)
-        logits: jax.Array = nnx.merge(definition, state)(inputs)
-        return logits
-
-    return Model(init, apply)
-
-
-def _uniform(fan_in: int) -> Callable[..., jax.Array]:
-    """Initialises with U(-1/sqrt(fan_in), 1/sqrt(fan_in)), weights and biases alike."""
-
-    def init(key: jax.Array, shape: Any, dtype: Any = jnp.float32) -> jax.Array:
-        bound = fan_in**-0.5
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-    return init
-
-
-def _dense(features: int, x: jax.Array) -> jax.Array:
-    start = _uniform(x.shape[-1])
-    return layers.Dense(features, kernel_init=start, bias_init=start)(x)
-
-
 def _conv(features: int, x: jax.Array) -> jax.Array:
-    start = _uniform(5 * 5 * x.shape[-1])
+    start = parts.uniform(5 * 5 * x.shape[-1])
     return layers.Conv(features, (5, 5), padding=2, kernel_init=start, bias_init=start)(x)
 
 

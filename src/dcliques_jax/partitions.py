@@ -7,75 +7,30 @@ partition.
 import bisect
 import dataclasses
 import heapq
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from dcliques_jax import _arrays, _checks, _html, _random
+from dcliques_jax import _arrays, _checks, _random
+from dcliques_jax._partitions.partitioned import PartitionedDataset, checked, padded_lists, with_classes
 from dcliques_jax.datasets import Dataset
+
+__all__ = [
+    "PartitionedDataset",
+    "by_group",
+    "dirichlet",
+    "feature_shift",
+    "from_indices",
+    "iid",
+    "k_classes",
+    "lin_dirichlet",
+    "one_class",
+    "shards",
+]
 
 _BLOCK = 10  # nodes among which `lin_dirichlet` splits classes
 _MOST_DRAWS = 20_000  # of a block
-
-
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class PartitionedDataset:
-    """A data set and the training examples that each node holds. Use `from_indices` to make one.
-
-    Its arrays are read-only.
-    """
-
-    dataset: Dataset
-    indices: np.ndarray  # [nodes, width] int32 into the training examples, padded with -1
-    sizes: np.ndarray  # [nodes] number of examples
-
-    def __post_init__(self) -> None:
-        num_train = len(_checked(self.dataset).train_labels)
-        _check_held(np.asarray(self.indices), np.asarray(self.sizes), num_train)
-        object.__setattr__(self, "indices", _arrays.read_only(self.indices, np.int32))
-        object.__setattr__(self, "sizes", _arrays.read_only(self.sizes, np.int64))
-
-    __reduce__ = _arrays.rebuilt
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes."""
-        return len(self.sizes)
-
-    @property
-    def label_counts(self) -> np.ndarray:
-        """Number of examples of each class at each node, `[nodes, classes]`."""
-        nodes, _ = held = np.nonzero(self.indices >= 0)
-        counts = np.zeros((self.num_nodes, self.dataset.num_classes), np.int64)
-        np.add.at(counts, (nodes, self.dataset.train_labels[self.indices[held]]), 1)
-        return counts
-
-    @property
-    def label_distribution(self) -> np.ndarray:
-        """The local label distributions p_i(y), `[nodes, classes]`. Each row sums to 1."""
-        return self.label_counts / self.sizes[:, None]
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draws how many examples of each label every node holds."""
-        from dcliques_jax import plotting
-
-        return plotting.plot_partition(self, ax=ax)
-
-    def __repr__(self) -> str:
-        smallest, largest = self.sizes.min(), self.sizes.max()
-        each = f"{smallest}" if smallest == largest else f"{smallest} to {largest}"
-        return f"PartitionedDataset({self.dataset.name!r}, num_nodes={self.num_nodes}, {each} examples per node)"
-
-    def _repr_html_(self) -> str:
-        labels = (self.label_counts > 0).sum(axis=1)
-        rows = [
-            ("nodes", f"{self.num_nodes:,}"),
-            ("examples per node", _html.span(self.sizes.min(), self.sizes.max())),
-            ("labels per node", f"{_html.span(labels.min(), labels.max())} of {self.dataset.num_classes}"),
-        ]
-        return _html.table(self.dataset.name, rows)
 
 
 def from_indices(dataset: Dataset, indices: Sequence[npt.ArrayLike]) -> PartitionedDataset:
@@ -89,16 +44,7 @@ def from_indices(dataset: Dataset, indices: Sequence[npt.ArrayLike]) -> Partitio
     >>> from_indices(datasets.synthetic(), [[0, 1, 2], [3, 4]])
     PartitionedDataset('synthetic', num_nodes=2, 2 to 3 examples per node)
     """
-    if len(indices) == 0:
-        raise ValueError("a partition needs at least one node")
-    rows = [np.asarray(row).reshape(-1) for row in indices]
-    for node, row in enumerate(rows):
-        if row.dtype.kind not in "iu" and row.size:
-            raise ValueError(f"indices[{node}] must be integers, not {row.dtype}")
-    sizes = np.array([len(row) for row in rows])
-    held = np.concatenate([row for row in rows if len(row)] or rows)  # empty lists have type float
-    padded = np.full((len(rows), sizes.max()), -1, np.int64)
-    padded[np.arange(sizes.max()) < sizes[:, None]] = held
+    padded, sizes = padded_lists(indices)
     return PartitionedDataset(dataset, padded, _arrays.frozen(sizes))
 
 
@@ -114,7 +60,7 @@ def iid(dataset: Dataset, num_nodes: int, *, seed: int = 0) -> PartitionedDatase
     >>> iid(datasets.synthetic(num_train=1000), 100)
     PartitionedDataset('synthetic', num_nodes=100, 10 examples per node)
     """
-    num_train = len(_checked(dataset).train_labels)
+    num_train = len(checked(dataset).train_labels)
     num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train, "one example per node")
     return from_indices(dataset, np.array_split(_random.generator(seed).permutation(num_train), num_nodes))
 
@@ -140,7 +86,7 @@ def shards(
     >>> int((data.label_distribution > 0).sum(axis=1).max())
     2
     """
-    num_train = len(_checked(dataset).train_labels)
+    num_train = len(with_classes(dataset).train_labels)
     shards_per_node = _checks.integer("shards_per_node", shards_per_node, 1, num_train)
     num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train // shards_per_node, "one example per shard")
     num_shards = num_nodes * shards_per_node
@@ -173,7 +119,7 @@ def one_class(
     >>> data, int((data.label_distribution > 0).sum(axis=1).max())
     (PartitionedDataset('synthetic', num_nodes=20, 50 examples per node), 1)
     """
-    num_classes = _checked(dataset).num_classes
+    num_classes = with_classes(dataset).num_classes
     num_nodes = _checks.integer("num_nodes", num_nodes, 1)
     if num_nodes % num_classes:
         raise ValueError(
@@ -225,7 +171,7 @@ def dirichlet(
     """
     if not 0 < alpha <= 1e6:
         raise ValueError(f"alpha={alpha} must be positive and at most 1e6, which is close to IID")
-    num_train = len(_checked(dataset).train_labels)
+    num_train = len(with_classes(dataset).train_labels)
     min_size = _checks.integer("min_size", min_size, 1, num_train)
     num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train // min_size, "min_size examples per node")
     rng = _random.generator(seed)
@@ -261,7 +207,7 @@ def lin_dirichlet(dataset: Dataset, num_nodes: int, *, alpha: float, seed: int =
     """
     if not 0 < alpha <= 1e6:
         raise ValueError(f"alpha={alpha} must be positive and at most 1e6, which is close to IID")
-    num_train = len(_checked(dataset).train_labels)
+    num_train = len(with_classes(dataset).train_labels)
     num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train, "the number of training examples")
     rng = _random.generator(seed)
     starts = np.arange(0, num_nodes, _BLOCK)
@@ -289,7 +235,7 @@ def k_classes(dataset: Dataset, num_nodes: int, *, k: int, seed: int = 0) -> Par
     >>> set((data.label_counts > 0).sum(axis=1).tolist()), set(data.sizes.tolist())
     ({2}, {50})
     """
-    classes = _checked(dataset).num_classes
+    classes = with_classes(dataset).num_classes
     num_nodes = _checks.integer("num_nodes", num_nodes, 1)
     k = _checks.integer("k", k, 1, classes, "the number of classes")
     rng = _random.generator(seed)
@@ -327,7 +273,7 @@ def by_group(dataset: Dataset, num_nodes: int, *, groups: npt.ArrayLike, seed: i
     array([120, 120, 120, 120, 120,  80,  80,  80,  80,  80])
     """
     given = np.asarray(groups)
-    if given.shape != _checked(dataset).train_labels.shape:
+    if given.shape != checked(dataset).train_labels.shape:
         raise ValueError(f"groups have shape {given.shape}: pass one for each of {len(dataset.train_labels)} examples")
     names, member = np.unique(given, return_inverse=True)
     num_nodes = _checks.integer("num_nodes", num_nodes, 1, len(names), "the number of groups")
@@ -338,6 +284,61 @@ def by_group(dataset: Dataset, num_nodes: int, *, groups: npt.ArrayLike, seed: i
     node_of_group[order] = np.arange(len(names)) % num_nodes
     owner = node_of_group[member]
     return from_indices(dataset, [np.flatnonzero(owner == node) for node in range(num_nodes)])
+
+
+def feature_shift(
+    dataset: Dataset, num_nodes: int, *, transforms: Sequence[Callable[[np.ndarray], np.ndarray]], seed: int = 0
+) -> PartitionedDataset:
+    """Lets nodes see the same classes in different ways: node i transforms its inputs with `transforms[i % k]`.
+
+    Examples are dealt out evenly, as in `iid`. The test set of the new data set holds every test example in each of the
+    k ways, and every node has those in its own way as `test_indices`, on which `history.local_accuracy` is measured.
+    Inputs are kept as floats.
+
+    Args:
+      dataset: the data set.
+      num_nodes: number of nodes.
+      transforms: functions of inputs `[examples, ...]` that return as many of the same shape, such as rotations.
+      seed: seed of the shuffle.
+
+    >>> from dcliques_jax import datasets
+    >>> digits = datasets.synthetic(num_train=100, num_test=20, input_shape=(8, 8, 1))
+    >>> turns = [lambda images: images, lambda images: np.rot90(images, 2, axes=(1, 2))]
+    >>> data = feature_shift(digits, 10, transforms=turns)
+    >>> len(data.dataset.test_labels), data.test_indices.shape
+    (40, (10, 20))
+    """
+    if not transforms or not all(map(callable, transforms)):
+        raise ValueError(f"transforms={transforms!r} must be a list of functions of inputs [examples, ...]")
+    even = iid(dataset, num_nodes, seed=seed)
+    ways, num_test = len(transforms), len(dataset.test_labels)
+    train = np.array(dataset.train_inputs, np.result_type(dataset.train_inputs, np.float32))
+    for way, transform in enumerate(transforms):
+        rows = even.indices[way::ways]
+        rows = rows[rows >= 0]
+        train[rows] = _transformed(transform, dataset.train_inputs[rows])
+    test = np.concatenate([_transformed(transform, dataset.test_inputs) for transform in transforms])
+    shifted = dataclasses.replace(
+        dataset,
+        train_inputs=_arrays.frozen(train),
+        test_inputs=_arrays.frozen(test.astype(train.dtype)),
+        test_labels=np.concatenate([dataset.test_labels] * ways),
+        validation_inputs=None,
+        validation_labels=None,
+        name=f"{dataset.name}, shifted",
+        byte_scale=None,
+    )
+    own = np.arange(num_test)[None] + num_test * (np.arange(num_nodes) % ways)[:, None]
+    return PartitionedDataset(shifted, even.indices, even.sizes, test_indices=own)
+
+
+def _transformed(transform: Callable[[np.ndarray], np.ndarray], inputs: np.ndarray) -> np.ndarray:
+    found = np.asarray(transform(inputs))
+    if found.shape != inputs.shape:
+        raise ValueError(
+            f"a transform returns inputs of shape {found.shape} for {inputs.shape}: it must keep the shape"
+        )
+    return found
 
 
 def _split_block(
@@ -371,41 +372,6 @@ def _topped_up(held: list[list[int]], min_size: int, rng: np.random.Generator) -
             rich = richest[0][1]
             bisect.insort(held[poor], held[rich].pop(rng.integers(len(held[rich]))))
     return held
-
-
-def _checked(dataset: Dataset) -> Dataset:
-    if not isinstance(dataset, Dataset):
-        raise ValueError(f"dataset={dataset!r} is not a Dataset: build one with dcliques_jax.datasets")
-    return dataset
-
-
-def _check_held(indices: np.ndarray, sizes: np.ndarray, num_train: int) -> None:
-    """Checks that row i of the indices holds `sizes[i]` examples and then -1."""
-    if indices.dtype.kind not in "iu" or sizes.dtype.kind not in "iu":
-        wrong = indices if indices.dtype.kind not in "iu" else sizes
-        raise ValueError(f"indices and sizes must be integers, not {wrong.dtype}")
-    if indices.ndim != 2 or len(indices) == 0 or sizes.shape != indices.shape[:1]:
-        raise ValueError(
-            f"indices of shape {indices.shape} and sizes of shape {sizes.shape} must be [nodes, width] and "
-            "[nodes], with at least one node: partitions.from_indices makes both from one list per node"
-        )
-    if sizes.min() <= 0:
-        raise ValueError(f"node {sizes.argmin()} holds no example: every node needs at least one")
-    if sizes.max() > indices.shape[1]:
-        raise ValueError(
-            f"sizes[{sizes.argmax()}]={sizes.max()} is more than the {indices.shape[1]} columns of indices: sizes "
-            "count the examples of each node"
-        )
-    used = np.arange(indices.shape[1]) < sizes[:, None]
-    held, padding = indices[used], indices[~used]
-    if held.min() < 0 or held.max() >= num_train:
-        raise ValueError(f"indices range from {held.min()} to {held.max()}, but there are {num_train} examples")
-    if (padding != -1).any():
-        node = np.flatnonzero(((indices != -1) & ~used).any(axis=1))[0]
-        raise ValueError(
-            f"indices[{node}] must be -1 past the {sizes[node]} examples of the node, not "
-            f"{indices[node, sizes[node] :].tolist()}"
-        )
 
 
 def _sorted_by_class(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:

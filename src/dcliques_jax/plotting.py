@@ -119,6 +119,10 @@ def plot_accuracy(
       x: what to draw over: `"epoch"`, `"round"`, `"messages"` or `"bytes"` that a node has sent, or `"seconds"`.
       clock: one of `dcliques_jax.clocks`, for `x="seconds"`.
     """
+    _check_mapping(results, "result")
+    for label, result in results.items():
+        if np.isnan(result.history.accuracy).all():
+            raise ValueError(f"{label!r} has no accuracy, since real numbers are predicted: use plot_loss")
     return _plot_nodes(results, "accuracy", 100, "test accuracy (%)", ax, x, clock)
 
 

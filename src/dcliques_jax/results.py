@@ -28,14 +28,18 @@ class State(NamedTuple):
     round: Any  # [] number of rounds so far
     key: Any  # [2] data of the random key for the order of examples and the draws of algorithms and faults
     faults: Any = None  # state of the faults, [nodes, ...] in every leaf; None without faults
+    model: Any = ()  # state of the models, such as batch statistics, [nodes, ...] in every leaf
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Measured:
     """The measurements of every evaluation. Records, histories, checkpoints and tables follow this list.
 
-    - `accuracy`, `[eval_nodes]`: accuracy of each node on the evaluated examples, from 0 to 1.
+    - `accuracy`, `[eval_nodes]`: accuracy of each node on the evaluated examples, from 0 to 1. In data sets of
+      sequences, accuracies and losses are means over positions; if real numbers are predicted, accuracies are NaN.
     - `loss`, `[eval_nodes]`: mean loss of each node on the evaluated examples.
+    - `local_accuracy`, `[eval_nodes]`: accuracy of each node on its own test examples, those of
+      `PartitionedDataset.test_indices` among the evaluated ones; NaN without them.
     - `train_loss`, `[nodes]`: mean training loss of each node since the last evaluation; NaN before training.
     - `consensus_distance`, `[]`: `sqrt( 1/n sum_i || theta_i - mean theta ||^2 )`, over all nodes.
     - `mean_model_accuracy`, `[]`: accuracy of the mean of all models on the evaluated examples.
@@ -45,12 +49,14 @@ class Measured:
     - `messages_lost`, `[]`: those of them that did not arrive.
     - `bytes`, `[]`: size of the messages sent per node, counted like `messages`.
     - `nodes_online`, `[]`: mean number of nodes that took part in the rounds since the last evaluation; at first NaN.
-    - `nodes_right`, `[eval_examples]`: number of evaluated nodes that classify each example correctly.
+    - `nodes_right`, `[eval_examples]`: number of evaluated nodes that predict each example correctly, in sequences all
+      its positions; 0 if real numbers are predicted.
     - `extra`: the metrics of `simulate(metrics=...)`, by name.
     """
 
     accuracy: np.ndarray = dataclasses.field(metadata={"axes": ("eval_nodes",)})
     loss: np.ndarray = dataclasses.field(metadata={"axes": ("eval_nodes",)})
+    local_accuracy: np.ndarray = dataclasses.field(metadata={"axes": ("eval_nodes",)})
     train_loss: np.ndarray = dataclasses.field(metadata={"axes": ("nodes",)})
     consensus_distance: np.ndarray = dataclasses.field(metadata={"axes": ()})
     mean_model_accuracy: np.ndarray = dataclasses.field(metadata={"axes": ()})
@@ -90,10 +96,7 @@ class Record(Measured):
         return self.models()
 
     def __repr__(self) -> str:
-        least, mean, most = (
-            f"{value:.4f}" for value in (self.accuracy.min(), self.accuracy.mean(), self.accuracy.max())
-        )
-        return f"Record(round={self.round}, accuracy={mean} ({least} to {most}))"
+        return f"Record(round={self.round}, {_summary(self.accuracy, self.loss)})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -130,17 +133,16 @@ class Result:
     provenance: dict[str, Any]  # plain values that identify the run, to check and repeat it
     interrupted: bool = False  # whether Ctrl-C stopped the run early
     traffic: Sequence[Traffic] = ()  # what nodes send in rounds without faults, one per run; empty if unknown
+    model_state: Any = ()  # state of the models after training, such as batch statistics, [nodes, ...] in every leaf
 
     def __repr__(self) -> str:
         history = self.history
         several = "".join(
             f", {name}={count}" for name, count in zip(self._axes(), history.accuracy.shape, strict=False)
         )
-        accuracy = history.accuracy[..., -1, :]
         return (
             f"Result({self.provenance['topology']!r}, num_nodes={self.provenance['num_nodes']}{several}, "
-            f"rounds={history.round[-1]}, accuracy={accuracy.mean():.4f} ({accuracy.min():.4f} to "
-            f"{accuracy.max():.4f}))"
+            f"rounds={history.round[-1]}, {_summary(history.accuracy[..., -1, :], history.loss[..., -1, :])})"
         )
 
     def __str__(self) -> str:
@@ -151,11 +153,15 @@ class Result:
         history, told = self.history, self.provenance
         accuracy, loss = history.accuracy[..., -1, :], history.loss[..., -1, :]
         measured = {
-            "test accuracy": f"{accuracy.mean():.1%} ({_html.span(accuracy.min(), accuracy.max(), '.1%')} over nodes)",
             "test loss": f"{loss.mean():.3g} ({_html.span(loss.min(), loss.max(), '.3g')} over nodes)",
-            "accuracy of the mean model": f"{history.mean_model_accuracy[..., -1].mean():.1%}",
             "consensus distance": f"{history.consensus_distance[..., -1].mean():.3g}",
         }
+        if not np.isnan(accuracy).all():
+            spread = _html.span(accuracy.min(), accuracy.max(), ".1%")
+            measured = {
+                "test accuracy": f"{accuracy.mean():.1%} ({spread} over nodes)",
+                "accuracy of the mean model": f"{history.mean_model_accuracy[..., -1].mean():.1%}",
+            } | measured
         seeds = {name: f"{count}" for name, count in zip(self._axes(), accuracy.shape[:-1], strict=True)}
         trained = {"nodes": f"{told['num_nodes']:,}", "rounds": f"{history.round[-1]:,} ({history.epoch[-1]:g} epochs)"}
         setting = {"data set": told.get("dataset"), "model": told.get("model")}
@@ -194,6 +200,8 @@ class Result:
     def plot(self, ax: Any = None, *, label: str | None = None, x: str = "epoch", clock: Clock | None = None) -> Any:
         """Plots accuracy over epochs as in the paper: the mean over nodes bold, the minimum and maximum thin.
 
+        If real numbers are predicted, it plots losses.
+
         Args:
           ax: matplotlib axes to draw on. Default: new axes.
           label: name in the legend. Default: the name of the topology.
@@ -204,7 +212,8 @@ class Result:
 
         name = label or self.provenance["topology"]
         curves = {f"{name}, {_shown(values)}": self.at(**values) for values in self.combinations()} or {name: self}
-        return plotting.plot_accuracy(curves, ax=ax, x=x, clock=clock)
+        draw = plotting.plot_loss if np.isnan(self.history.accuracy).all() else plotting.plot_accuracy
+        return draw(curves, ax=ax, x=x, clock=clock)
 
     def at(self, **values: float) -> "Result":
         """Returns the result of one combination of a sweep.
@@ -231,24 +240,28 @@ class Result:
         unmoved = ("round", "epoch", "extra")
         fields = {name: value if name in unmoved else value[index] for name, value in vars(self.history).items()}
         fields["extra"] = {name: value[index] for name, value in self.history.extra.items()}
-        params, state = jax.tree.map(lambda leaf: leaf[index], (self.params, self.state))
-        changed: dict[str, Any] = {"history": History(**fields), "params": params, "state": state}
+        parts = jax.tree.map(lambda leaf: leaf[index], (self.params, self.state, self.model_state))
+        changed: dict[str, Any] = dict(zip(("params", "state", "model_state"), parts, strict=True))
+        changed["history"] = History(**fields)
         first = self.combinations().index(values) * len(self.provenance["seeds"])
         changed["traffic"] = self.traffic[first : first + len(self.provenance["seeds"])]
         return dataclasses.replace(self, provenance=self.provenance | {"sweep": values}, **changed)
 
-    def best(self, metric: str = "accuracy", *, largest: bool | None = None) -> "Result":
+    def best(self, metric: str | None = None, *, largest: bool | None = None) -> "Result":
         """Returns the result of the best combination of a sweep by the last evaluation, the mean over nodes and seeds.
 
         Combinations in which a loss is infinite or NaN are never best.
 
         Args:
-          metric: name of a measurement in `history` or `history.extra`.
+          metric: name of a measurement in `history` or `history.extra`. Default: `"accuracy"`, or `"loss"` if there is
+            none.
           largest: whether larger is better. Default: unless the name ends in "loss" or "distance".
         """
         history = self.history
         if not self.combinations():
             raise ValueError("best chooses a combination of a sweep: pass simulate(sweep=...)")
+        if metric is None:
+            metric = "loss" if np.isnan(history.accuracy).all() else "accuracy"
         if metric not in MEASURED and metric not in history.extra:
             raise ValueError(f"metric={metric!r} is unknown: choose one of {', '.join([*MEASURED, *history.extra])}")
         measured = history.extra[metric] if metric in history.extra else getattr(history, metric)
@@ -313,9 +326,9 @@ class Result:
     def save(self, path: str | os.PathLike[str], *, state: bool = False) -> None:
         """Writes history, parameters, topology and provenance to a NumPy `.npz` file. A failed write changes nothing.
 
-        Arrays are named `history/...`, `params/...` (by their path in the pytree) and `topology/0/...`; `about` and
-        `checksums` are JSON. `Result.load` reads the file, and so does `numpy.load` without pickle. bfloat16 is saved
-        as float32.
+        Arrays are named `history/...`, `params/...` and `model_state/...` (by their path in the pytree) and
+        `topology/0/...`; `about` and `checksums` are JSON. `Result.load` reads the file, and so does `numpy.load`
+        without pickle. bfloat16 is saved as float32.
 
         Args:
           path: path of the file.
@@ -324,11 +337,12 @@ class Result:
         arrays = {f"history/{name}": np.asarray(value) for name, value in vars(self.history).items() if name != "extra"}
         arrays |= {f"history/extra/{name}": np.asarray(value) for name, value in self.history.extra.items()}
         arrays |= arrays_by_name.by_name("params", self.params)
+        arrays |= arrays_by_name.by_name("model_state", self.model_state)
         if state:
             if self.state is None:
                 raise ValueError("this result was loaded from a file without state: pass state=False")
             rest = self.state._asdict()
-            del rest["params"]
+            del rest["params"], rest["model"]
             arrays |= arrays_by_name.by_name("state", rest)
         several = isinstance(self.topology, list)
         graphs = self.topology if isinstance(self.topology, list) else [self.topology]
@@ -362,18 +376,26 @@ class Result:
                 arrays_by_name.topology_of(parts["topology"][str(number)], int(provenance["num_nodes"]), str(name))
                 for number, name in enumerate(about["topologies"])
             ]
-            params, state = parts.get("params", {}), None
+            params, model_state, state = parts.get("params", {}), parts.get("model_state", {}), None
             if "state" in parts:
-                state = State(params=params, **({"algorithm": {}, "faults": None} | parts["state"]))
+                rest = {"algorithm": {}, "faults": None} | parts["state"]
+                state = State(params=params, model=model_state, **rest)
             topology = graphs if about["several"] else graphs[0]
             sent = parts.get("traffic", {})
             traffic = [Traffic(**sent[str(number)]) for number in range(len(sent))]
             interrupted = bool(about["interrupted"])
-            return cls(topology, History(**parts["history"]), params, state, provenance, interrupted, traffic)
+            history = History(**parts["history"])
+            return cls(topology, history, params, state, provenance, interrupted, traffic, model_state)
         except (FileNotFoundError, PermissionError, IsADirectoryError):
             raise
         except Exception as error:  # NumPy, zipfile and json raise many kinds for invalid files
             raise ValueError(f"{os.fspath(path)} is not what Result.save writes, or it is corrupt: {error}") from error
+
+
+def _summary(accuracy: np.ndarray, loss: np.ndarray) -> str:
+    """Summarises the accuracies of all nodes, or their losses if there are no accuracies."""
+    name, values = ("loss", loss) if np.isnan(accuracy).all() else ("accuracy", accuracy)
+    return f"{name}={values.mean():.4f} ({values.min():.4f} to {values.max():.4f})"
 
 
 def _columns(name: str, values: np.ndarray) -> dict[str, np.ndarray]:

@@ -73,6 +73,23 @@ def sends(gossip_bytes: Callable[[Params], int] | None = None) -> Callable[[Netw
     return traffic
 
 
+def with_state(sent: Traffic, network: Network, state: Any) -> Traffic:
+    """Adds the state of models to the messages over the edges of W, without more messages."""
+    edges = mixing.messages(network.gossip)
+    size, turns = model_bytes(state), math.lcm(len(sent.bytes), len(edges.sent))
+
+    def longer(part: np.ndarray) -> np.ndarray:
+        return np.tile(part, (turns // len(part), *[1] * (part.ndim - 1)))
+
+    received = sent.bytes if sent.received is None else sent.received
+    return Traffic(
+        longer(sent.messages),
+        longer(sent.bytes) + size * longer(edges.sent),
+        longer(received) + size * longer(edges.received),
+        None if sent.phases is None else longer(sent.phases),
+    )
+
+
 def model_bytes(params: Params) -> int:
     """Returns the size of the parameters of one node."""
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from dcliques_jax import metrics
+from dcliques_jax import _random, metrics
 from dcliques_jax._engine import cache_key
 from dcliques_jax._engine.chunks import largest_result, over_nodes
 from dcliques_jax._engine.layout import EvaluatedSlots, Layout, evaluated_slots
@@ -21,18 +21,35 @@ from dcliques_jax._engine.plan import Plan, evaluation_set
 from dcliques_jax._engine.program import IN_PARTS, REPLICATED, Carry, Params, on_devices, over_runs, replicated
 from dcliques_jax._mesh import transfer
 from dcliques_jax._mesh.transfer import AXIS
+from dcliques_jax._models.contract import parts_of
 from dcliques_jax.metrics import Metric
 
 _MOST_BYTES = 2**24  # of the largest intermediate result when one node is evaluated
 _MOST_EXAMPLES = 1000  # per chunk
 
 
+class Models(NamedTuple):
+    """Models, of all nodes or one."""
+
+    params: Params
+    state: Any  # without leaves if they have none
+
+
 class Summary(NamedTuple):
-    """Measurements of the parameters alone."""
+    """Measurements of the models alone."""
 
     consensus_distance: Any  # [runs]
     finite: Any  # [runs, slots] whether all parameters of the node are finite
-    mean_model: Any  # [runs, ...] the mean of all models
+    mean_model: Models  # [runs, ...] the mean of all models
+
+
+class Score(NamedTuple):
+    """How a model does on a chunk of examples."""
+
+    right: Any  # [] number of labels that it predicts
+    loss: Any  # [] sum of the losses
+    of_examples: Any  # [chunk] whether it predicts all labels of an example
+    extra: Any  # (values, weights) by name of the metric
 
 
 class OfChunk(NamedTuple):
@@ -42,6 +59,7 @@ class OfChunk(NamedTuple):
     loss: Any  # [runs, evaluated slots] sum of the losses
     mean_model: Any  # ([runs], [runs]) both for the mean model
     nodes_right: Any  # [runs, chunk] number of evaluated nodes that classify each example correctly
+    local_right: Any  # [runs, evaluated slots] number of right ones among the node's own test examples; None without
     extra: Any  # (values, weights) by name of the metric, [runs, evaluated slots, ...] or [runs, ...]
 
 
@@ -53,29 +71,42 @@ class Functions(NamedTuple):
     metrics: dict[str, Metric]
 
 
-def summarise(params: Params, nodes: jax.Array, mesh: Mesh | None) -> Summary:
-    """Measures parameters `[runs, slots, ...]`."""
+def summarise(apply: Any, models: Models, nodes: jax.Array, calibration: Any, mesh: Mesh | None) -> Summary:
+    """Measures models `[runs, slots, ...]`. Batches `calibration`, if any, estimate the state of the mean model."""
 
-    def all_runs(params: Params, nodes: jax.Array) -> Summary:
-        def one_run(params: Params, nodes: jax.Array) -> Summary:
+    def all_runs(models: Models, nodes: jax.Array, calibration: Any) -> Summary:
+        def one_run(models: Models, nodes: jax.Array, calibration: Any) -> Summary:
             # Without a mesh no slot is empty, and masking is not needed.
             where: Any = () if mesh is None else (nodes >= 0, AXIS)
-            distance, mean = metrics.consensus_distance(params, *where), metrics.mean_model(params, *where)
-            return Summary(distance, metrics.finite_nodes(params), mean)
+            distance, mean = metrics.consensus_distance(models.params, *where), metrics.mean_model(models, *where)
+            mean = mean if calibration is None else _calibrated(apply, mean, calibration)
+            return Summary(distance, metrics.finite_nodes(models.params), mean)
 
-        return over_runs(one_run)(params, nodes)
+        return over_runs(one_run)(models, nodes, calibration)
 
-    in_specs = (jax.tree.map(lambda _: IN_PARTS, params), IN_PARTS)
-    out_specs = Summary(REPLICATED, IN_PARTS, jax.tree.map(lambda _: REPLICATED, params))
-    return replicated(on_devices(all_runs, mesh, in_specs, out_specs)(params, nodes), mesh)
+    in_specs = (jax.tree.map(lambda _: IN_PARTS, models), IN_PARTS, REPLICATED)
+    out_specs = Summary(REPLICATED, IN_PARTS, jax.tree.map(lambda _: REPLICATED, models))
+    return replicated(on_devices(all_runs, mesh, in_specs, out_specs)(models, nodes, calibration), mesh)
+
+
+def _calibrated(apply: Any, mean: Models, batches: jax.Array) -> Models:
+    """Lets the mean model see batches `[batches, batch, ...]` in training, and returns it with its state after them."""
+
+    def one(state: Any, numbered: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+        number, inputs = numbered
+        key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), number)
+        return apply(mean.params, state, inputs, train=True, key=key)[1], None
+
+    return mean._replace(state=jax.lax.scan(one, mean.state, (jnp.arange(len(batches)), batches))[0])
 
 
 def measure(
     functions: Functions,
-    params: Params,
-    mean_model: Params,
+    models: Models,
+    mean_model: Models,
     nodes: jax.Array,
     evaluated: jax.Array | None,
+    own_tests: jax.Array | None,
     chosen: jax.Array,
     inputs: jax.Array,
     labels: jax.Array,
@@ -85,53 +116,65 @@ def measure(
     """Evaluates all slots, or the slots `evaluated` `[runs, ..]` of each device, on the examples `chosen` of each run.
 
     `evaluated` is padded with -1 to equal length on all devices, `nodes` is from `Data`, `chosen` is `[runs, chunk]`.
+    `own_tests`, `[runs, evaluated slots, chunk]`, tells which examples are a node's own.
     """
 
-    def one_run(test: Any, params: Params, mean_model: Params, nodes: Any, evaluated: Any, chosen: Any) -> OfChunk:
+    def one_run(test: Any, models: Models, mean: Models, nodes: Any, evaluated: Any, own: Any, chosen: Any) -> OfChunk:
         inputs, labels = (array[chosen] for array in test)
-
-        def measured(params: Params, of_mean_model: bool) -> Any:
-            own = {name: m for name, m in functions.metrics.items() if m.of_mean_model == of_mean_model}
-            extra = {name: _weighted(metric, params, inputs, labels) for name, metric in own.items()}
-            if functions.apply is None:
-                return None, None, None, extra
-            logits = functions.apply(params, inputs)
-            right, losses = metrics.predictions(logits) == labels, functions.loss_fn(logits, labels)
-            return right.sum(), losses.sum(), right, extra
-
-        rows = params if evaluated is None else jax.tree.map(lambda leaf: leaf[evaluated], params)
-        count, loss, right, extra = over_nodes(lambda params: measured(params, False))(rows)
+        rows = models if evaluated is None else jax.tree.map(lambda leaf: leaf[evaluated], models)
+        each: Score = over_nodes(lambda *model: _score(functions, Models(*model), inputs, labels, False))(*rows)
         counted = nodes >= 0 if evaluated is None else evaluated >= 0
+        right = each.of_examples
         nodes_right = None if right is None else jnp.where(counted[:, None], right, False).sum(axis=0)
         if mesh is not None and nodes_right is not None:
             nodes_right = jax.lax.psum(nodes_right, AXIS)
-        *of_mean, _, extra_of_mean = measured(mean_model, True)
-        return OfChunk(count, loss, tuple(of_mean), nodes_right, extra | extra_of_mean)
+        local = None if own is None or right is None else (right & own).sum(axis=1)
+        of_mean = _score(functions, mean, inputs, labels, True)
+        return OfChunk(each.right, each.loss, of_mean[:2], nodes_right, local, each.extra | of_mean.extra)
 
-    def all_runs(params: Params, mean_model: Params, nodes: Any, evaluated: Any, chosen: Any, test: Any) -> OfChunk:
-        return over_runs(functools.partial(one_run, test))(params, mean_model, nodes, evaluated, chosen)
+    def all_runs(*args: Any) -> OfChunk:
+        *of_runs, test = args
+        return over_runs(functools.partial(one_run, test))(*of_runs)
 
     everywhere = jax.tree.map(lambda _: REPLICATED, mean_model)
-    in_specs = (jax.tree.map(lambda _: IN_PARTS, params), everywhere, IN_PARTS, IN_PARTS, REPLICATED, REPLICATED)
+    of_slots = jax.tree.map(lambda _: IN_PARTS, models)
+    in_specs = (of_slots, everywhere, IN_PARTS, IN_PARTS, IN_PARTS, REPLICATED, REPLICATED)
     of_metrics: Any = {name: REPLICATED if m.of_mean_model else IN_PARTS for name, m in functions.metrics.items()}
-    out_specs = OfChunk(IN_PARTS, IN_PARTS, REPLICATED, REPLICATED, of_metrics)
+    out_specs = OfChunk(IN_PARTS, IN_PARTS, REPLICATED, REPLICATED, IN_PARTS, of_metrics)
     lifted = on_devices(all_runs, mesh, in_specs, out_specs)
-    return replicated(lifted(params, mean_model, nodes, evaluated, chosen, (inputs, labels)), mesh)
+    return replicated(lifted(models, mean_model, nodes, evaluated, own_tests, chosen, (inputs, labels)), mesh)
 
 
-def _weighted(metric: Metric, params: Params, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _score(functions: Functions, model: Models, inputs: jax.Array, labels: jax.Array, of_mean_model: bool) -> Score:
+    """Evaluates one model on a chunk of examples."""
+    wanted = {name: metric for name, metric in functions.metrics.items() if metric.of_mean_model == of_mean_model}
+    extra = {name: _weighted(metric, model, inputs, labels) for name, metric in wanted.items()}
+    if functions.apply is None:
+        return Score(None, None, None, extra)
+    outputs, _ = functions.apply(*model, inputs, train=False, key=None)
+    losses = functions.loss_fn(outputs, labels)
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        return Score(jnp.zeros((), jnp.int32), losses.sum(), jnp.zeros(len(labels), bool), extra)
+    right = metrics.predictions(outputs) == labels
+    if labels.ndim == 1:
+        return Score(right.sum(), losses.sum(), right, extra)
+    padding = labels < 0
+    return Score(right.sum(), jnp.where(padding, 0, losses).sum(), (right | padding).all(axis=1), extra)
+
+
+def _weighted(metric: Metric, model: Models, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the values of a metric for one model, and their weights in the mean over chunks."""
-    found = metric.fn(params, inputs, labels)
+    found = metric.fn(*parts_of(*model), inputs, labels)
     value, weight = found if metric.weighted else (found, len(labels))
     return jnp.asarray(value), jnp.broadcast_to(weight, jnp.shape(value))
 
 
 def evaluate(
-    functions: Functions, params: Params, nodes: jax.Array, *others: Any, mesh: Mesh | None
+    functions: Functions, models: Models, calibration: Any, nodes: jax.Array, *others: Any, mesh: Mesh | None
 ) -> tuple[Summary, OfChunk]:
     """Measures parameters, and all models on the first chunk; `others` are the last arguments of `measure`."""
-    summary = summarise(params, nodes, mesh)
-    return summary, measure(functions, params, summary.mean_model, nodes, *others, mesh=mesh)
+    summary = summarise(functions.apply, models, nodes, calibration, mesh)
+    return summary, measure(functions, models, summary.mean_model, nodes, *others, mesh=mesh)
 
 
 class Evaluation:
@@ -142,67 +185,90 @@ class Evaluation:
         self._slots: EvaluatedSlots = evaluated_slots(layout, plan)
         recipe, mesh = layout.recipe, layout.mesh
         inputs, labels = evaluation_set(layout.runs[0].data.dataset, plan.evaluate_on)
-        needed, chosen = np.unique(np.stack([plan.examples(run) for run in layout.runs]), return_inverse=True)
+        examples = np.stack([plan.examples(run) for run in layout.runs])
+        needed, chosen = np.unique(examples, return_inverse=True)
         self._chosen = chosen.reshape(len(layout.runs), -1).astype(np.int32)
         self._test = tuple(transfer.put_replicated(array[needed], mesh) for array in (inputs, labels))
-        one_node = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), carry.params)
+        # [runs, 1] number of evaluated labels: examples, or positions of sequences without padding
+        of_runs = labels[examples].reshape(len(layout.runs), -1)
+        self._count = (of_runs >= 0).sum(axis=1, keepdims=True) if labels.dtype.kind == "i" else self._chosen.shape[1]
+        self._own_tests = own_tests(layout, plan, self._slots, examples)
+        models = Models(carry.params, carry.model)
+        batches = calibration(layout, plan) if jax.tree.leaves(models.state) else None
+        self._calibration = None if batches is None else transfer.put_replicated(batches, mesh)
+        one_node = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), models)
         with cache_key.fresh_traces():
-            largest = largest_result(recipe.model.apply, one_node, inputs[:1])
+            largest = largest_result(
+                functools.partial(recipe.model.apply, train=False, key=None), *one_node, inputs[:1]
+            )
         most = int(np.clip(_MOST_BYTES // largest, 1, _MOST_EXAMPLES))
-        self._chunks = [self._chosen[:, a:b] for a, b in _chunks(self._chosen.shape[1], most)]
+        self._chunks = [slice(*bounds) for bounds in _chunks(self._chosen.shape[1], most)]
         self._in_chunks = {name: metric for name, metric in recipe.metrics.items() if not metric.whole}
         self._whole = {name: metric for name, metric in recipe.metrics.items() if metric.whole}
         where = None if mesh is None else NamedSharding(mesh, REPLICATED)
         mean = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0], *leaf.shape[2:]), leaf.dtype, sharding=where),
-            carry.params,
+            lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0], *leaf.shape[2:]), leaf.dtype, sharding=where), models
         )
         functions = Functions(recipe.model.apply, recipe.loss_fn, self._in_chunks)
         first, *others = self._chunks
-        self._first = self._compiled(evaluate, functions, first, carry.params)
-        sizes = {chunk.shape[1]: chunk for chunk in others}
-        programs = {
-            size: self._compiled(measure, functions, chunk, carry.params, mean) for size, chunk in sizes.items()
-        }
-        self._others = [(programs[chunk.shape[1]], chunk) for chunk in others]
+        self._first = self._compiled(evaluate, functions, first, models, self._calibration)
+        sizes = {chunk.stop - chunk.start: chunk for chunk in others}
+        programs = {size: self._compiled(measure, functions, chunk, models, mean) for size, chunk in sizes.items()}
+        self._others = [(programs[chunk.stop - chunk.start], chunk) for chunk in others]
         if self._whole:
             only = Functions(None, None, self._whole)
-            self._others.append((self._compiled(measure, only, self._chosen, carry.params, mean), self._chosen))
+            everything = slice(0, self._chosen.shape[1])
+            self._others.append((self._compiled(measure, only, everything, models, mean), everything))
 
-    def _compiled(self, function: Any, functions: Functions, chosen: np.ndarray, *models: Params) -> Any:
+    def _compiled(self, function: Any, functions: Functions, chunk: slice, *models: Any) -> Any:
         mesh = self._layout.mesh
-        lowered = cache_key.lower(function, functions, *models, *self._arguments(chosen), mesh=mesh)
+        lowered = cache_key.lower(function, functions, *models, *self._arguments(chunk), mesh=mesh)
         return lowered.compile(mesh)
 
-    def _arguments(self, chosen: np.ndarray) -> tuple[Any, ...]:
+    def _arguments(self, chunk: slice) -> tuple[Any, ...]:
         """The arguments of programs after the models."""
-        return self._nodes, self._slots.chosen, chosen, *self._test
+        own = None if self._own_tests is None else self._own_tests[:, :, chunk]
+        return self._nodes, self._slots.chosen, own, self._chosen[:, chunk], *self._test
 
-    def __call__(self, params: Params, interrupted: Callable[[], bool]) -> dict[str, Any] | None:
+    def __call__(self, carry: Carry, interrupted: Callable[[], bool]) -> dict[str, Any] | None:
         """Measures all models; returns None if interrupted. All arrays have the runs on their first axis."""
-        summary, chunk = self._first(params, *self._arguments(self._chunks[0]))
+        models = Models(carry.params, carry.model)
+        summary, chunk = self._first(models, self._calibration, *self._arguments(self._chunks[0]))
         found = [jax.device_get(chunk)]
         for program, chosen in self._others:
             if transfer.of_first_process(interrupted()):
                 return None
-            found.append(jax.device_get(program(params, summary.mean_model, *self._arguments(chosen))))
+            found.append(jax.device_get(program(models, summary.mean_model, *self._arguments(chosen))))
         chunks = found[: len(self._chunks)]
-        count = self._chosen.shape[1]
-        right, loss = (self._of_nodes(_total(c[field] for c in chunks)) for field in (0, 1))
-        mean_right, mean_loss = (_total(c.mean_model[part] for c in chunks) for part in (0, 1))
-        kind = chunks[0].loss.dtype
         extra = {name: self._average([c.extra[name] for c in chunks], m) for name, m in self._in_chunks.items()}
         extra |= {name: self._average([found[-1].extra[name]], m) for name, m in self._whole.items()}
-        return {
-            # Divide on the host: XLA multiplies by a rounded inverse, and 97 of 97 would not be 1.
-            "accuracy": (right / count).astype(np.float32),
-            "loss": _as_type(loss / count, kind),
-            "consensus_distance": _as_type(np.asarray(jax.device_get(summary.consensus_distance)), kind),
-            "mean_model_accuracy": (mean_right / count).astype(np.float32),
-            "mean_model_loss": _as_type(mean_loss / count, kind),
-            "nodes_right": np.concatenate([c.nodes_right for c in chunks], axis=1),
+        return self._scores(chunks) | {
+            "consensus_distance": _as_type(
+                np.asarray(jax.device_get(summary.consensus_distance)), chunks[0].loss.dtype
+            ),
             "extra": {name: extra[name] for name in self._layout.recipe.metrics},
             "finite": self._layout.of_nodes(np.asarray(jax.device_get(summary.finite))),
+        }
+
+    def _scores(self, chunks: list[OfChunk]) -> dict[str, Any]:
+        """Returns losses and accuracies; there are no accuracies of real numbers."""
+        count, kind = self._count, chunks[0].loss.dtype
+        right, loss = (self._of_nodes(_total(c[field] for c in chunks)) for field in (0, 1))
+        mean_right, mean_loss = (_total(c.mean_model[part] for c in chunks) for part in (0, 1))
+        one_each = np.reshape(count, -1)
+        has_accuracy = np.float32(1 if self._test[1].dtype == np.int32 else np.nan)
+        local = np.full(right.shape, np.nan)
+        if self._own_tests is not None:
+            held = self._of_nodes(self._own_tests.sum(axis=2, dtype=np.float64))
+            local = np.divide(self._of_nodes(_total(c.local_right for c in chunks)), held, out=local, where=held > 0)
+        return {
+            # Divide on the host: XLA multiplies by a rounded inverse, and 97 of 97 would not be 1.
+            "accuracy": (right / count).astype(np.float32) * has_accuracy,
+            "loss": _as_type(loss / count, kind),
+            "local_accuracy": local.astype(np.float32) * has_accuracy,
+            "mean_model_accuracy": (mean_right / one_each).astype(np.float32) * has_accuracy,
+            "mean_model_loss": _as_type(mean_loss / one_each, kind),
+            "nodes_right": np.concatenate([c.nodes_right for c in chunks], axis=1),
         }
 
     def _of_nodes(self, values: np.ndarray) -> np.ndarray:
@@ -219,6 +285,34 @@ class Evaluation:
         mean = _double(chunks[0][0]) if metric.whole and not metric.weighted else mean
         mean = _as_type(mean, kind if kind.kind == "f" else np.dtype(np.float32))
         return mean if metric.of_mean_model else self._of_nodes(mean)
+
+
+def own_tests(layout: Layout, plan: Plan, slots: EvaluatedSlots, examples: np.ndarray) -> np.ndarray | None:
+    """Returns which evaluated examples `[runs, examples]` are a node's own, `[runs, evaluated slots, examples]`."""
+    if plan.evaluate_on != "test" or layout.runs[0].data.test_indices is None:
+        return None
+    width = layout.num_slots if slots.chosen is None else slots.chosen.shape[1]
+    found = np.zeros((len(layout.runs), width, examples.shape[1]), bool)
+    for run, places, chosen, own in zip(layout.runs, slots.found, examples, found, strict=True):
+        assert run.data.test_indices is not None
+        for place, node in zip(places, plan.nodes(run), strict=True):
+            own[place] = np.isin(chosen, run.data.test_indices[node])
+    return found
+
+
+def calibration(layout: Layout, plan: Plan) -> np.ndarray | None:
+    """Returns the batches that calibrate the mean model, `[runs, batches, batch, ...]`; None if nothing does."""
+    count = layout.recipe.model.calibration_batches
+    if not count:
+        return None
+    dataset, size = layout.runs[0].data.dataset, plan.batch_size
+    rows = [
+        _random.generator(run.seed, 3).permutation(np.unique(run.data.indices[run.data.indices >= 0]))
+        for run in layout.runs
+    ]
+    return np.stack([dataset.train_inputs[np.resize(each, count * size)] for each in rows]).reshape(
+        len(rows), count, size, *dataset.train_inputs.shape[1:]
+    )
 
 
 def _chunks(count: int, most: int) -> list[tuple[int, int]]:

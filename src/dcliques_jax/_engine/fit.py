@@ -16,6 +16,7 @@ from dcliques_jax._engine import cache_key, outages
 from dcliques_jax._engine.plan import Plan, Recipe, Run, evaluation_set
 from dcliques_jax._mesh.transfer import is_key
 from dcliques_jax._mixing.forms import is_weights
+from dcliques_jax._models.contract import parts_of
 from dcliques_jax.algorithms import Algorithm, Network, Round
 from dcliques_jax.metrics import Metric, as_metric
 from dcliques_jax.results import MEASURED, State
@@ -85,11 +86,14 @@ def check_metrics(given: Any) -> dict[str, Metric]:
 def check_fit(run: Run, plan: Plan, recipe: Recipe, network: Network) -> Any:
     """Raises a `ValueError` if the parts of a run do not fit together.
 
-    Returns the shapes of one node's parameters and of the algorithm's state; None for a state that depends on values.
+    Returns the shapes of one node's parameters and state of the model, and of the algorithm's state; None for a state
+    that depends on values.
     """
-    params = _check_model(run, recipe)
+    params, model_state = _check_model(run, recipe)
+    _check_batches(run, plan, recipe, model_state)
+    _check_gossip_of_state(recipe.algorithm_of(run), recipe, model_state)
     _check_init(recipe.init, params, run.data.num_nodes)
-    _check_metrics(run, plan, recipe, params)
+    _check_metrics(run, plan, recipe, parts_of(params, model_state))
     _check_augment(run, recipe)
     with contextlib.suppress(jax.errors.JAXTypeError):  # an algorithm that depends on values is checked later
         num_nodes = run.data.num_nodes
@@ -98,8 +102,8 @@ def check_fit(run: Run, plan: Plan, recipe: Recipe, network: Network) -> Any:
         state = jax.eval_shape(lambda params: as_arrays(algorithm.init(params, network)), stacked)
         check_state(state, num_nodes)
         _check_step(algorithm, stacked, state, network)
-        return params, state
-    return params, None
+        return params, model_state, state
+    return params, model_state, None
 
 
 def as_arrays(state: Any) -> Any:
@@ -120,24 +124,70 @@ def check_state(state: Any, num_nodes: int) -> None:
 
 
 def _check_model(run: Run, recipe: Recipe) -> Any:
-    """Checks that model and loss fit the data; returns the shapes of one node's parameters."""
+    """Checks that model and loss fit the data; returns the shapes of one node's parameters and state of the model."""
     model, dataset = recipe.model, run.data.dataset
-    examples = dataset.train_inputs[:1].repeat(2, axis=0)
-    params = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), examples)
-    logits, expected = jax.eval_shape(model.apply, params, examples), (2, dataset.num_classes)
-    if (shape := getattr(logits, "shape", None)) != expected:
+    inputs, labels = (array[:1].repeat(2, axis=0) for array in (dataset.train_inputs, dataset.train_labels))
+    made = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), inputs)
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise ValueError(f"the model's init returns {type(made).__name__}: it must return (params, state)")
+    key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")) if model.draws else None
+    outputs = _check_apply(recipe, made, inputs, True, key)
+    if shapes(_check_apply(recipe, made, inputs, False, None)) != shapes(outputs):
+        raise ValueError("the model returns outputs of other shapes in evaluation than in training")
+    evaluated = functools.partial(model.apply, train=False, key=None)
+    if jax.default_backend() == "cpu" and "conv_general_dilated" in str(jax.make_jaxpr(evaluated)(*made, inputs)):
+        _checks.warn(_SLOW_CONVOLUTION)
+    expected = (*labels.shape, dataset.num_classes)
+    if dataset.num_classes and (shape := getattr(outputs, "shape", None)) != expected:
         raise ValueError(
-            f"the model returns logits of shape {shape} for two examples of {expected[1]} classes: "
+            f"the model returns logits of shape {shape} for two examples of {dataset.num_classes} classes: "
             f"it must return {expected}"
         )
-    if jax.default_backend() == "cpu" and "conv_general_dilated" in str(jax.make_jaxpr(model.apply)(params, examples)):
-        _checks.warn(_SLOW_CONVOLUTION)
-    losses = jax.eval_shape(recipe.loss_fn, logits, dataset.train_labels[:1].repeat(2))
-    if getattr(losses, "shape", None) != (2,):
-        raise ValueError(f"loss_fn returns {losses} for two examples: it must return one loss per example, not a mean")
+    losses = jax.eval_shape(recipe.loss_fn, outputs, labels)
+    each = labels.shape if dataset.num_classes else (2,)
+    if getattr(losses, "shape", None) != each:
+        per = "label" if len(each) > 1 else "example"
+        raise ValueError(f"loss_fn returns {losses} for two examples: it must return one loss per {per}, not a mean")
     if not jnp.issubdtype(losses.dtype, jnp.floating):
         raise ValueError(f"loss_fn returns {losses.dtype} losses: they must be real numbers to have a gradient")
-    return params
+    return made
+
+
+def _check_apply(recipe: Recipe, made: Any, inputs: Any, train: bool, key: Any) -> Any:
+    """Returns the shapes of outputs, after checking that the state keeps its structure."""
+    found = jax.eval_shape(functools.partial(recipe.model.apply, train=train), *made, inputs, key=key)
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise ValueError(f"the model's apply returns {type(found).__name__}: it must return (outputs, state)")
+    before, after = (shapes(state, exactly=True) for state in (made[1], found[1]))
+    if before != after:
+        raise ValueError(f"the model's apply returns a state {after}, but takes {before}: it must return what it takes")
+    return found[0]
+
+
+def _check_batches(run: Run, plan: Plan, recipe: Recipe, state: Any) -> None:
+    """Raises a `ValueError` if examples of a short batch would be normalised together with its padding."""
+    if not (recipe.model.couples_examples or jax.tree.leaves(state)):
+        return
+    lengths = np.diff(plan.bounds(run), axis=1)
+    if (lengths < plan.batch_size).any():
+        raise ValueError(
+            f"the model computes statistics of batches, but some have fewer than batch_size={plan.batch_size} examples "
+            f"(node {(lengths < plan.batch_size).any(axis=1).argmax()}, of {run.data.sizes.min()} to "
+            f"{run.data.sizes.max()} examples): pass dataset.sampled('full_batches'), or a batch_size that divides"
+        )
+
+
+def _check_gossip_of_state(algorithm: Algorithm, recipe: Recipe, state: Any) -> None:
+    if not recipe.model.gossip_state:
+        return
+    if algorithm.traits.requires == "mass":
+        raise ValueError("this algorithm sends shares of mass, not averages: omit models.with_statistics(gossip=True)")
+    if not jax.tree.leaves(state):
+        raise ValueError("models.with_statistics(gossip=True) needs a model with a state, such as batch statistics")
+    for place, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            name = jax.tree_util.keystr(place)
+            raise ValueError(f"the model's state{name} has type {leaf.dtype}, and only real numbers can be averaged")
 
 
 def _check_init(init: Any, params: Any, num_nodes: int) -> None:
@@ -156,11 +206,10 @@ def _check_init(init: Any, params: Any, num_nodes: int) -> None:
         raise ValueError("init holds NaN or infinite values: pass finite parameters")
 
 
-def _check_metrics(run: Run, plan: Plan, recipe: Recipe, params: Any) -> None:
-    inputs, labels = evaluation_set(run.data.dataset, plan.evaluate_on)
-    two = inputs[:1].repeat(2, axis=0), labels[:1].repeat(2)
+def _check_metrics(run: Run, plan: Plan, recipe: Recipe, model: tuple[Any, ...]) -> None:
+    two = [array[:1].repeat(2, axis=0) for array in evaluation_set(run.data.dataset, plan.evaluate_on)]
     for name, metric in recipe.metrics.items():
-        found = jax.eval_shape(metric.fn, params, *two)
+        found = jax.eval_shape(metric.fn, *model, *two)
         parts, expected = (found, "two arrays (values, weights)") if metric.weighted else ((found,), "one array")
         if not isinstance(parts, tuple) or not all(isinstance(part, jax.ShapeDtypeStruct) for part in parts):
             raise ValueError(f"metrics[{name!r}] returns {found}: it must return {expected}, for one node")
@@ -184,12 +233,12 @@ def _check_augment(run: Run, recipe: Recipe) -> None:
         )
 
 
-def metric_checksums(run: Run, plan: Plan, recipe: Recipe, params: Any) -> dict[str, str]:
-    """Returns checksums of the lowered metrics by name, for one node with parameters of these shapes."""
+def metric_checksums(run: Run, plan: Plan, recipe: Recipe, model: tuple[Any, ...]) -> dict[str, str]:
+    """Returns checksums of the lowered metrics by name, for one node with a model of these shapes."""
     inputs, labels = evaluation_set(run.data.dataset, plan.evaluate_on)
     with cache_key.fresh_traces():
         texts = {
-            name: jax.jit(functools.partial(metric.fn)).lower(params, inputs[:2], labels[:2]).as_text()
+            name: jax.jit(functools.partial(metric.fn)).lower(*model, inputs[:2], labels[:2]).as_text()
             for name, metric in recipe.metrics.items()
         }
     return {name: checksum(text.encode(), repr(recipe.metrics[name][1:]).encode()) for name, text in texts.items()}

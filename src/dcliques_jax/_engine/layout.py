@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from dcliques_jax._engine import program, sampling
+from dcliques_jax._engine import program
 from dcliques_jax._engine.plan import Plan, Recipe, Run
 from dcliques_jax._engine.program import Data, Examples
 from dcliques_jax._mesh import halos, placement, transfer
@@ -103,7 +103,7 @@ def host_data(layout: Layout, plan: Plan, keys: list[Any]) -> Data:
 
 def _data_of_run(plan: Plan, run: Run, placement: Placement, key: Any) -> Data:
     order, used = placement.order, placement.order >= 0
-    bounds = sampling.bounds(run.data.sizes, plan.batch_size, plan.largest)[order]
+    bounds = plan.bounds(run)[order]
     width = run.data.indices.shape[1]
     return Data(
         examples=np.pad(run.data.indices[order], ((0, 0), (0, plan.width - width)), constant_values=-1),

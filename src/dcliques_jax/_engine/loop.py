@@ -83,7 +83,7 @@ def train(
             records.append(record)
             if checkpoints.due():
                 checkpoints.save(simulation.state_of_runs(), records, simulation.tally)
-            bar.set_postfix({"accuracy": _shown(record.accuracy)})
+            bar.set_postfix(_shown(record))
             stopped = callbacks.wants_to_stop(simulation.for_user(record))
     state = simulation.state_of_runs()
     checkpoints.save(state, records, simulation.tally)
@@ -92,8 +92,9 @@ def train(
     return Outcome(state, records, simulation.checksum, memory, interrupted)
 
 
-def _shown(accuracy: np.ndarray) -> str:
-    return f"{accuracy.min():.3f} / {accuracy.mean():.3f} / {accuracy.max():.3f}"
+def _shown(record: Record) -> dict[str, str]:
+    name, values = ("loss", record.loss) if np.isnan(record.accuracy).all() else ("accuracy", record.accuracy)
+    return {name: f"{values.min():.3f} / {values.mean():.3f} / {values.max():.3f}"}
 
 
 def _progress_bar(simulation: Simulation, schedule: Schedule, wanted: bool) -> Any:

@@ -7,9 +7,10 @@ import jax
 import numpy as np
 
 from dcliques_jax import _checks, _random, models, partitions
+from dcliques_jax._algorithms.contract import with_state
 from dcliques_jax._engine import sampling
 from dcliques_jax._engine.outages import Faults
-from dcliques_jax.algorithms import Algorithm
+from dcliques_jax.algorithms import Algorithm, Network, Traffic
 from dcliques_jax.datasets import Dataset
 from dcliques_jax.faults import Fault
 from dcliques_jax.metrics import Metric
@@ -31,7 +32,7 @@ class Run(NamedTuple):
 class Recipe(NamedTuple):
     """The parts that all runs share."""
 
-    model: models.Model
+    model: models.StatefulModel
     model_name: str
     factory: Callable[..., Algorithm]  # of the values of a sweep
     loss_fn: Callable[[jax.Array, jax.Array], jax.Array]
@@ -43,6 +44,19 @@ class Recipe(NamedTuple):
     def algorithm_of(self, run: Run) -> Algorithm:
         """Returns the algorithm of a run."""
         return self.factory(**run.values)
+
+    def sends(self, run: Run) -> Callable[[Network, Any], Traffic] | None:
+        """Returns the traffic of a run as a function of the network and one node's (params, state); None if unknown."""
+        of_algorithm = self.algorithm_of(run).traits.sends
+        if of_algorithm is None:
+            return None
+
+        def traffic(network: Network, model: tuple[Any, Any]) -> Traffic:
+            params, state = model
+            sent = of_algorithm(network, params)
+            return with_state(sent, network, state) if self.model.gossip_state else sent
+
+        return traffic
 
     def faults_of(self, run: Run) -> Faults | None:
         """Returns the faults of a run; None if nothing fails."""
@@ -56,10 +70,22 @@ class Plan(NamedTuple):
     rounds_per_epoch: int
     largest: int  # number of examples of the largest node of all runs
     width: int  # length of the longest list of examples
+    sampling: str  # how nodes take batches, see `PartitionedDataset.sampled`
     ragged: bool  # whether the lists of runs differ in length
     eval_nodes: int | list[int] | None
     eval_examples: int | None
     evaluate_on: str  # "test" or "validation"
+
+    @property
+    def order_width(self) -> int:
+        """Number of examples in the order of an epoch, the longest of all nodes."""
+        return self.batch_size * self.rounds_per_epoch if self.sampling == "with_replacement" else self.width
+
+    def bounds(self, run: Run) -> np.ndarray:
+        """Returns the bounds of the batches of each node in its order of an epoch, `[nodes, rounds per epoch + 1]`."""
+        if self.sampling == "epochs":
+            return sampling.bounds(run.data.sizes, self.batch_size, self.largest)
+        return sampling.full_bounds(run.data.num_nodes, self.batch_size, self.rounds_per_epoch)
 
     def nodes(self, run: Run) -> np.ndarray:
         """Returns the evaluated nodes of a run."""
@@ -124,6 +150,15 @@ def make_runs(topology: Any, dataset: Any, seed: int, seeds: Sequence[int] | Non
     for run in runs[1:]:
         if run.data.dataset is not runs[0].data.dataset:
             raise ValueError(f"the data of seed {run.seed} is not from the same Dataset as that of seed {numbers[0]}")
+        if run.data.sampling != runs[0].data.sampling:
+            raise ValueError(
+                f"the data of seed {run.seed} is sampled by {run.data.sampling!r}, that of seed {numbers[0]} by "
+                f"{runs[0].data.sampling!r}: use the same for every seed"
+            )
+        if (run.data.test_indices is None) != (runs[0].data.test_indices is None):
+            raise ValueError(
+                f"only one of seeds {run.seed} and {numbers[0]} has test examples per node: give them to both"
+            )
         if run.data.num_nodes != runs[0].data.num_nodes:
             raise ValueError(
                 f"the data of seed {run.seed} is split over {run.data.num_nodes} nodes, that of seed {numbers[0]} over "
@@ -178,8 +213,12 @@ def make_plan(
     available = len(evaluation_set(data.dataset, evaluate_on)[1])
     if eval_examples is not None:
         eval_examples = _checks.integer("eval_examples", eval_examples, 1, available)
-    per_epoch = sampling.rounds_per_epoch(np.array([largest]), batch_size)
-    lists = (largest, max(widths), len(widths) > 1)
+    per_epoch, how = sampling.rounds_per_epoch(np.array([largest]), batch_size), data.sampling
+    if how == "full_batches":
+        smallest = min(int(run.data.sizes.min()) for run in runs)
+        _checks.integer("batch_size", batch_size, 1, smallest, "the examples of the smallest node, which fill a batch")
+        per_epoch = smallest // batch_size
+    lists = (largest, max(widths), how, how != "with_replacement" and len(widths) > 1)
     return Plan(batch_size, per_epoch, *lists, eval_nodes, eval_examples, evaluate_on)
 
 

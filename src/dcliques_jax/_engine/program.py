@@ -5,6 +5,7 @@ nodes are stored in slots, in the order `Data.nodes`. On a mesh each device runs
 communicates with other devices only through `Weights`.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from dcliques_jax import mixing
 from dcliques_jax._engine import outages, sampling
 from dcliques_jax._engine.chunks import over_nodes
 from dcliques_jax._mesh import transfer
@@ -23,19 +25,23 @@ REPLICATED = PartitionSpec()  # the same on all devices
 IN_PARTS = PartitionSpec(None, transfer.AXIS)  # [runs, slots, ...]
 _MEASURED = PartitionSpec(None, None, transfer.AXIS)  # [runs, rounds, slots]
 _STEPS = 2**32 - 1  # folded into the key of a run for draws of steps; no epoch, also folded in, gets as large
-_AUGMENT = 2**32 - 4  # folded into the key of a round for augmentation
+# Folded into the key of a round, for draws other than those of steps.
+_DRAWS = {"augment": 2**32 - 4, "model": 2**32 - 5}
 
 
 class Program(NamedTuple):
     """The static parts of rounds, besides the shapes of their arguments."""
 
-    apply: Any  # (params, inputs) -> logits, for one node
-    loss_fn: Any  # (logits, labels) -> losses, for one batch
+    apply: Any  # (params, state, inputs, *, train, key) -> (outputs, state), for one node
+    loss_fn: Any  # (outputs, labels) -> losses, for one batch
     make_step: Any  # values of a sweep -> `Algorithm.step`, for all nodes
     batch_size: int
     rounds_per_epoch: int
     faults: outages.Faults | None = None  # None: nothing fails
     augment: Any = None  # (key, inputs) -> inputs, for one batch; None: inputs stay as they are
+    draws: frozenset[str] = frozenset()  # what draws random numbers at every node, of "augment" and "model"
+    gossip_state: bool = False  # whether the state of models is mixed
+    sampling: str = "epochs"  # how nodes take batches, see `PartitionedDataset.sampled`
 
 
 class Examples(NamedTuple):
@@ -69,9 +75,10 @@ class Carry(NamedTuple):
 
     params: Params  # [runs, slots, ...] in every leaf
     algorithm: Any  # [runs, slots, ...] or [runs] in every leaf
-    order: Any  # [runs, slots, width] order of each node's examples in this epoch
+    order: Any  # [runs, slots, ..] order of each node's examples in this epoch
     round: jax.Array  # [runs] number of rounds so far, equal for all runs
     faults: Any  # `outages.FaultState`, with the runs on the first axis; None without faults
+    model: Any  # [runs, slots, ...] in every leaf, the state of models; no leaves if they have none
 
 
 def carry_specs(carry: Carry) -> Any:
@@ -152,51 +159,55 @@ def run(
 def _one_round(program: Program, network: Network, data: Data, examples: Examples, start: jax.Array) -> Any:
     """Returns one round of one run, as the body of a loop over the rounds after `start`."""
 
-    def loss(params: Params, inputs: jax.Array, labels: jax.Array, taken: jax.Array) -> jax.Array:
-        losses = program.loss_fn(program.apply(params, inputs), labels)
-        return jnp.sum(jnp.where(taken, losses, 0)) / jnp.maximum(taken.sum(), 1)
+    def loss(params: Params, state: Any, inputs: jax.Array, labels: jax.Array, taken: jax.Array, keys: Any) -> Any:
+        outputs, state = program.apply(params, state, inputs, train=True, key=keys.get("model"))
+        losses = program.loss_fn(outputs, labels)
+        taken = taken if losses.ndim == 1 else taken[:, None] & (labels >= 0)  # without the padding of sequences
+        return jnp.sum(jnp.where(taken, losses, 0)) / jnp.maximum(taken.sum(), 1), state
 
-    def loss_and_gradient(params: Params, chosen: jax.Array, taken: jax.Array, *key: jax.Array) -> Any:
+    def loss_and_gradient(params: Params, state: Any, chosen: jax.Array, taken: jax.Array, keys: Any) -> Any:
         inputs, labels = _taken(examples, chosen)
         if program.augment is not None:
-            inputs = program.augment(*key, inputs)
-        return jax.value_and_grad(loss)(params, inputs, labels, taken)
+            inputs = program.augment(keys["augment"], inputs)
+        return jax.value_and_grad(loss, has_aux=True)(params, state, inputs, labels, taken, keys)
 
     key = jax.random.wrap_key_data(data.key, impl="threefry2x32")
-    step = program.make_step(**data.values)
+    step, draws = program.make_step(**data.values), sorted(program.draws)
 
     def one_round(index: jax.Array, before: Any) -> Any:
         carry, measured = before
         number = start + index
         epoch, step_in_epoch = jnp.divmod(number, program.rounds_per_epoch)
-        order = jax.lax.cond(step_in_epoch == 0, lambda: shuffled(data, epoch), lambda: carry.order)
-        batch: Any = sampling.batches(data.examples, order, data.bounds, step_in_epoch, program.batch_size)
+        drawn = functools.partial(draw_order, program.sampling, carry.order.shape[1], data)
+        order = jax.lax.cond(step_in_epoch == 0, lambda: drawn(epoch), lambda: carry.order)
+        batch = sampling.batches(data.examples, order, data.bounds, step_in_epoch, program.batch_size)
         round = Round(
             number,
             jax.random.fold_in(jax.random.fold_in(key, _STEPS), number),
             data.nodes,
-            lambda params: over_nodes(loss_and_gradient)(params, *batch)[1],
+            lambda params: over_nodes(loss_and_gradient)(params, carry.model, *batch, keys)[1],
         )
-        if program.augment is not None:
-            batch = (*batch, round._replace(key=jax.random.fold_in(round.key, _AUGMENT)).node_keys())
-        loss, gradients = over_nodes(loss_and_gradient)(carry.params, *batch)
+        keys = {name: round._replace(key=jax.random.fold_in(round.key, _DRAWS[name])).node_keys() for name in draws}
+        (loss, model), gradients = over_nodes(loss_and_gradient)(carry.params, carry.model, *batch, keys)
         taken = outages.take(program.faults, carry.faults, network, round, key)
         stepped = step(carry.params, gradients, carry.algorithm, taken.network, round)
-        params, algorithm = taken.frozen(stepped, (carry.params, carry.algorithm))
+        model = mixing.mix(taken.network.gossip, model) if program.gossip_state else model
+        params, algorithm, model = taken.frozen((*stepped, model), (carry.params, carry.algorithm, carry.model))
         sizes = taken.frozen(batch[1].sum(axis=1, dtype=jnp.int32), 0)
         measured = tuple(
             jax.lax.dynamic_update_index_in_dim(all_rounds, values.astype(all_rounds.dtype), index, 0)
             for all_rounds, values in zip(measured, (loss, sizes, *taken.counted), strict=True)
         )
-        return Carry(params, algorithm, order, carry.round + 1, taken.state), measured
+        return Carry(params, algorithm, order, carry.round + 1, taken.state, model), measured
 
     return one_round
 
 
-def shuffled(data: Data, epoch: Any) -> jax.Array:
+def draw_order(how: str, width: int, data: Data, epoch: Any) -> jax.Array:
     """Returns the order of the examples of each node of one run in an epoch, `[slots, width]`."""
+    draw = sampling.draw_with_replacement if how == "with_replacement" else sampling.shuffle
     key = jax.random.wrap_key_data(data.key, impl="threefry2x32")
-    return sampling.shuffle(key, epoch, data.examples.shape[1], data.sizes, data.nodes, data.width)
+    return draw(key, epoch, width, data.sizes, data.nodes, data.width)
 
 
 def _taken(examples: Examples, chosen: jax.Array) -> tuple[jax.Array, jax.Array]:

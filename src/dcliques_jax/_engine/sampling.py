@@ -1,10 +1,12 @@
 """The examples that nodes see in a round.
 
-Nodes sample without replacement within an epoch: each takes `batch_size` examples at a time, in an order that is drawn
-for every epoch, and keeps a short last batch. If nodes differ in size, `batch_size` is that of the largest node and the
-others take proportionally smaller batches. So an epoch has the same number of rounds for all nodes, every example is
-seen exactly once, and every node counts the same in every round (eq. 1). Only a node with fewer examples than an epoch
-has rounds skips some rounds, with a gradient of zero.
+By default nodes sample without replacement within an epoch: each takes `batch_size` examples at a time, in an order
+that is drawn for every epoch, and keeps a short last batch. If nodes differ in size, `batch_size` is that of the
+largest node and the others take proportionally smaller batches. So an epoch has the same number of rounds for all
+nodes, every example is seen exactly once, and every node counts the same in every round (eq. 1). Only a node with fewer
+examples than an epoch has rounds skips some rounds, with a gradient of zero.
+
+`PartitionedDataset.sampled` offers two other ways, in which all batches are full.
 """
 
 import jax
@@ -25,6 +27,16 @@ def rounds_per_epoch(sizes: np.ndarray, batch_size: int) -> int:
     4
     """
     return -(-int(sizes.max()) // batch_size)
+
+
+def full_bounds(num_nodes: int, batch_size: int, rounds: int) -> np.ndarray:
+    """Returns the bounds of full batches, the same for all nodes, `[nodes, rounds + 1]`.
+
+    >>> full_bounds(2, 128, 3)
+    array([[  0, 128, 256, 384],
+           [  0, 128, 256, 384]])
+    """
+    return np.tile(batch_size * np.arange(rounds + 1), (num_nodes, 1))
 
 
 def bounds(sizes: np.ndarray, batch_size: int, largest: int | None = None) -> np.ndarray:
@@ -69,6 +81,16 @@ def shuffle(
     # Sort numbers with their position in the lowest bits: five times as fast on CPUs as `argsort`.
     order = jax.lax.sort(numbers, dimension=1, is_stable=False) & ((jnp.uint32(1) << bits) - 1)
     return order.astype(jnp.int32)
+
+
+def draw_with_replacement(
+    key: jax.Array, epoch: jax.Array, width: int, sizes: jax.Array, nodes: jax.Array, own_width: None = None
+) -> jax.Array:
+    """Draws `width` positions in each node's list for an epoch, uniform and independent, `[nodes, width]`."""
+    del own_width  # is for lists of different lengths; all nodes draw equally many
+    draws = random_rows(jax.random.fold_in(key, epoch), nodes, width)
+    # The first examples are more likely than the last by a share of at most size / 2^32.
+    return (draws % jnp.maximum(sizes, 1).astype(jnp.uint32)[:, None]).astype(jnp.int32)
 
 
 def batches(

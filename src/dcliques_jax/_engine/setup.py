@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from dcliques_jax import _checks, algorithms, models
 from dcliques_jax import faults as faults_lib
+from dcliques_jax import metrics as metrics_lib
 from dcliques_jax._engine import cache_key, fit, memory, outages, sweeps
 from dcliques_jax._engine.plan import Plan, Recipe, Run, make_plan, make_runs
 from dcliques_jax._engine.simulation import Simulation
@@ -25,7 +26,7 @@ class Setup(NamedTuple):
     plan: Plan
     recipe: Recipe
     networks: list[Network]  # one per run
-    one_node: Any  # shapes of the parameters of one node
+    one_node: tuple[Any, Any]  # shapes of the parameters and the state of one node's model
     needed: memory.Forecast  # memory of one run
     mesh: Mesh | None
     axes: tuple[int, ...]  # of all runs, as the user sees them: of a sweep, and of seeds if there is a list of them
@@ -59,7 +60,7 @@ def make_setup(
     *,
     model: Any,
     algorithm: Any,
-    loss_fn: Callable[[jax.Array, jax.Array], jax.Array],
+    loss_fn: Callable[[jax.Array, jax.Array], jax.Array] | None,
     batch_size: int | None,
     init: Any,
     eval_nodes: int | Sequence[int] | None,
@@ -77,33 +78,39 @@ def make_setup(
     """Checks all arguments before anything is compiled; see `dcliques_jax.simulate`."""
     _checks.choice("on_nonfinite", on_nonfinite, ("raise", "warn"))
     mesh = None if mesh is None else guards.check_mesh(mesh)
-    _check_functions(loss_fn, augment)
     runs, axes = sweeps.make_runs(make_runs(topology, dataset, seed, seeds), sweep, seeds is not None)
     evaluated: dict[str, Any] = {"eval_nodes": eval_nodes, "eval_examples": eval_examples, "evaluate_on": evaluate_on}
     plan = make_plan(runs, batch_size=batch_size, **evaluated)
-    model = models.logistic_regression(runs[0].data.dataset.num_classes) if model is None else model
+    dataset_used = runs[0].data.dataset
+    _check_functions(loss_fn, augment)
+    if model is None and dataset_used.target_kind != "classes":
+        raise ValueError(f"{dataset_used.name} has {dataset_used.target_kind} to predict: pass a model")
+    model = models.logistic_regression(dataset_used.num_classes) if model is None else model
+    if loss_fn is None:
+        loss_fn = metrics_lib.cross_entropy if dataset_used.num_classes else metrics_lib.squared_error
     factory = sweeps.factory(algorithms.dsgd() if algorithm is None else algorithm, runs)
     _check_seeds(init, len(runs))
     # JAX keeps traces and their constants while a function lives: wrap functions so that they live for one call.
-    pair = models.Model(*map(functools.partial, models.as_model(model)))
+    found = models.as_model(model)
+    lived = found._replace(init=functools.partial(found.init), apply=functools.partial(found.apply))
     happening = faults_lib.as_faults(faults, runs[0].data.num_nodes)
     changing = None if augment is None else functools.partial(augment)
     functions = (factory, functools.partial(loss_fn), init, fit.check_metrics(metrics), happening, changing)
-    recipe = Recipe(pair, models.described(model), *functions)
+    recipe = Recipe(lived, models.described(model), *functions)
     networks = outages.with_links([fit.make_network(run, recipe) for run in runs], recipe.faults)
     with cache_key.fresh_traces():
         each = zip(runs, networks, strict=True)  # all combinations of a sweep have the same shapes
-        found = [fit.check_fit(run, plan, recipe, part) for run, part in each if run.values == runs[0].values]
-    params, state = found[0]
+        fits = [fit.check_fit(run, plan, recipe, part) for run, part in each if run.values == runs[0].values]
+    *one_node, state = fits[0]
     widest = max(range(len(runs)), key=lambda number: runs[number].data.indices.shape[1])
-    needed = memory.forecast(runs[widest], params, state, networks[widest])
+    needed = memory.forecast(runs[widest], one_node, state, networks[widest])
     memory.check(runs[0], needed, mesh)
-    return Setup(runs, plan, recipe, networks, params, needed, mesh, axes, "warn" if sweep else on_nonfinite)
+    return Setup(runs, plan, recipe, networks, tuple(one_node), needed, mesh, axes, "warn" if sweep else on_nonfinite)
 
 
 def _check_functions(loss_fn: Any, augment: Any) -> None:
-    if not callable(loss_fn):
-        raise ValueError(f"loss_fn={loss_fn!r} is not a function: omit it for cross-entropy")
+    if loss_fn is not None and not callable(loss_fn):
+        raise ValueError(f"loss_fn={loss_fn!r} is not a function: omit it for the usual loss")
     if augment is not None and not callable(augment):
         raise ValueError(f"augment={augment!r} is not a function (key, inputs) -> inputs: see augmentations")
 

@@ -55,9 +55,10 @@ class Simulation:
         self._keys = np.stack([start.key for start in self._starts])
         self.tally = Tally.after(int(self._starts[0].round), len(runs), runs[0].data.num_nodes)
         self._network = layout.store_network(self.layout, networks)
-        one_node = jax.tree.map(lambda leaf: leaf[0], self._starts[0].params)
+        first = self._starts[0]
+        one_node = jax.tree.map(lambda leaf: leaf[0], (first.params, first.model))
         each = zip(runs, networks, strict=True)
-        self._sent = [_sent(recipe.algorithm_of(run).traits.sends, network, one_node) for run, network in each]
+        self._sent = [_sent(recipe.sends(run), network, one_node) for run, network in each]
         self._data = layout.host_data(self.layout, plan, list(self._keys))
         self._on_one_device = self._lower_on_one_device(networks)
         self._carry: Carry | None = None
@@ -161,7 +162,7 @@ class Simulation:
         self.prepare_evaluation()
         assert self._evaluation is not None
         assert self._carry is not None
-        measured = self._evaluation(self._carry.params, interrupted)
+        measured = self._evaluation(self._carry, interrupted)
         if measured is None:
             return None
         self._complain(_nonfinite_models(self, measured.pop("finite"), measured["loss"]))
@@ -225,8 +226,8 @@ class Simulation:
             network = layout.store_network(ours, networks)
 
         def carry(*starts: State) -> Carry:
-            orders = np.zeros((ours.num_slots, self.plan.width), np.int32)
-            return layout.stack_runs([Carry(s.params, s.algorithm, orders, s.round, s.faults) for s in starts])
+            orders = np.zeros((ours.num_slots, self.plan.order_width), np.int32)
+            return layout.stack_runs([state.carry_of(start, orders) for start in starts])
 
         shapes = jax.eval_shape(carry, *self._starts)
         return self._lower(ours, shapes, network, data, layout.host_examples(ours.runs[0].data.dataset))
@@ -238,8 +239,19 @@ class Simulation:
         make_step = functools.partial(_step_of, recipe.factory)
         if not ours.runs[0].values:  # without the algorithm's matrices, which are arguments of the program
             make_step = functools.partial(_given, recipe.factory().step)
-        functions = (recipe.model.apply, recipe.loss_fn, make_step)
-        parts = Program(*functions, plan.batch_size, plan.rounds_per_epoch, faults, recipe.augment)
+        drawing = {"augment": recipe.augment is not None, "model": recipe.model.draws}
+        parts = Program(
+            recipe.model.apply,
+            recipe.loss_fn,
+            make_step,
+            plan.batch_size,
+            plan.rounds_per_epoch,
+            faults,
+            recipe.augment,
+            frozenset(name for name, draws in drawing.items() if draws),
+            recipe.model.gossip_state,
+            plan.sampling,
+        )
         options: dict[str, Any] = {"most_rounds": _most_rounds(ours), "mesh": ours.mesh}
         return cache_key.lower(program.run, parts, carry, network, data, examples, 1, donate=(0,), **options)
 

@@ -12,7 +12,7 @@ from dcliques_jax._engine import cache_key, outages
 from dcliques_jax._engine.fit import as_arrays, check_state, shapes
 from dcliques_jax._engine.layout import Layout, stack_runs
 from dcliques_jax._engine.plan import Plan, Recipe, Run
-from dcliques_jax._engine.program import Carry, Data, carry_specs, shuffled
+from dcliques_jax._engine.program import Carry, Data, carry_specs, draw_order
 from dcliques_jax._mesh import guards, transfer
 from dcliques_jax._store.arrays_by_name import named_leaves, names_of
 from dcliques_jax.algorithms import Algorithm, Network
@@ -44,17 +44,18 @@ def _start(run: Run, recipe: Recipe, network: Network) -> State:
     if isinstance(recipe.init, str):
         example = run.data.dataset.train_inputs[:1]
         options: dict[str, Any] = {"kind": recipe.init, "num_nodes": num_nodes}
-        lowered = cache_key.lower(random_params, recipe.model.init, init_key, example, **options)
-        params = lowered.compile()(init_key, example)
+        lowered = cache_key.lower(random_models, recipe.model.init, init_key, example, **options)
+        params, model = lowered.compile()(init_key, example)
     else:
-        one_node = jax.eval_shape(recipe.model.init, init_key, run.data.dataset.train_inputs[:1])
+        one_node, model = recipe.model.init(init_key, jnp.asarray(run.data.dataset.train_inputs[:1]))
+        model = broadcast_to_nodes(model, num_nodes)
         params = jax.tree.map(jnp.asarray, recipe.init)
         if shapes(params) == shapes(one_node):
             params = broadcast_to_nodes(params, num_nodes)
     algorithm = as_arrays(recipe.algorithm_of(run).init(params, network))
     check_state(algorithm, num_nodes)  # again, for algorithms that could not be traced
     faults = _faults_at_start(run, recipe, network, key)
-    return State(params, algorithm, jnp.zeros((), jnp.int32), np.asarray(jax.random.key_data(key)), faults)
+    return State(params, algorithm, jnp.zeros((), jnp.int32), np.asarray(jax.random.key_data(key)), faults, model)
 
 
 def _faults_at_start(run: Run, recipe: Recipe, network: Network, key: jax.Array) -> outages.FaultState | None:
@@ -62,19 +63,19 @@ def _faults_at_start(run: Run, recipe: Recipe, network: Network, key: jax.Array)
     return None if faults is None else outages.start(faults, network, key)
 
 
-def random_params(init: Any, key: jax.Array, example: jax.Array, *, kind: str, num_nodes: int) -> Params:
-    """Draws the initial parameters of all nodes of a run, `[nodes, ...]`; see `dcliques_jax.simulate`."""
+def random_models(init: Any, key: jax.Array, example: jax.Array, *, kind: str, num_nodes: int) -> tuple[Params, Any]:
+    """Draws the initial parameters and states of all models of a run, `[nodes, ...]`; see `dcliques_jax.simulate`."""
     if kind == "shared":
         return broadcast_to_nodes(init(key, example), num_nodes)
-    params = jax.vmap(init, in_axes=(0, None))(jax.random.split(key, num_nodes), example)
+    models: tuple[Params, Any] = jax.vmap(init, in_axes=(0, None))(jax.random.split(key, num_nodes), example)
     if kind == "independent":
-        return params
-    return broadcast_to_nodes(jax.tree.map(lambda leaf: leaf.mean(axis=0), params), num_nodes)
+        return models
+    return broadcast_to_nodes(jax.tree.map(lambda leaf: leaf.mean(axis=0).astype(leaf.dtype), models), num_nodes)
 
 
-def broadcast_to_nodes(params: Params, num_nodes: int) -> Params:
-    """Repeats the parameters of one node for all nodes."""
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_nodes, *jnp.shape(leaf))), params)
+def broadcast_to_nodes(tree: Any, num_nodes: int) -> Any:
+    """Repeats the arrays of one node for all nodes."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_nodes, *jnp.shape(leaf))), tree)
 
 
 def _continued(runs: list[Run], recipe: Recipe, networks: list[Network]) -> list[State]:
@@ -86,8 +87,8 @@ def _continued(runs: list[Run], recipe: Recipe, networks: list[Network]) -> list
         mine = jax.tree.map(lambda leaf: leaf[number] if several else leaf, given)
         inputs = run.data.dataset.train_inputs[:1]
         one_node = jax.eval_shape(recipe.model.init, jax.random.key(0), inputs)
-        stacked = jax.eval_shape(lambda params: broadcast_to_nodes(params, run.data.num_nodes), one_node)
-        params = _like(stacked, mine.params, "params")
+        stacked = jax.eval_shape(lambda models: broadcast_to_nodes(models, run.data.num_nodes), one_node)
+        params, model = _like(stacked[0], mine.params, "params"), _like(stacked[1], mine.model, "model")
         algorithm = _like(_shapes_of_state(recipe.algorithm_of(run), params, network), mine.algorithm, "algorithm")
         key = np.asarray(mine.key, np.uint32)
         faults = _faults_at_start(run, recipe, network, jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32"))
@@ -95,7 +96,7 @@ def _continued(runs: list[Run], recipe: Recipe, networks: list[Network]) -> list
             before = _like(faults, mine.faults, "faults")
             if faults is not None and before.ends == faults.ends:  # and so do the links of another topology
                 faults = before
-        return State(params, algorithm, jnp.asarray(mine.round, jnp.int32), key, faults)
+        return State(params, algorithm, jnp.asarray(mine.round, jnp.int32), key, faults, model)
 
     return [of_run(number, *each) for number, each in enumerate(zip(runs, networks, strict=True))]
 
@@ -138,11 +139,12 @@ def _like(expected: Any, given: Any, name: str) -> Any:
 
 def reordered(state: State, order: np.ndarray) -> State:
     """Puts node `order[k]` of the state of one run into slot k. The values of an empty slot, -1, are arbitrary."""
-    params, algorithm = jax.tree.map(lambda leaf: leaf[order] if np.ndim(leaf) else leaf, state[:2])
+    rows = (state.params, state.algorithm, state.model)
+    params, algorithm, model = jax.tree.map(lambda leaf: leaf[order] if np.ndim(leaf) else leaf, rows)
     faults = state.faults
     if faults is not None:  # those of nodes are kept by number
         faults = faults._replace(links=jax.tree.map(lambda leaf: _links_in_order(leaf, order), faults.links))
-    return state._replace(params=params, algorithm=algorithm, faults=faults)
+    return state._replace(params=params, algorithm=algorithm, faults=faults, model=model)
 
 
 def _links_in_order(leaf: Any, order: np.ndarray) -> Any:
@@ -153,13 +155,14 @@ def _links_in_order(leaf: Any, order: np.ndarray) -> Any:
 def store(layout: Layout, plan: Plan, states: list[State], data: Data) -> Carry:
     """Stores states, given in the topology's order, on the devices. Empties the list to free memory."""
     mesh, epoch, step = layout.mesh, *divmod(int(states[0].round), plan.rounds_per_epoch)
-    orders = np.zeros((len(states), layout.num_slots, plan.width), np.int32)  # the first round of an epoch draws them
+    shape = (len(states), layout.num_slots, plan.order_width)
+    orders = np.zeros(shape, np.int32)  # the first round of an epoch draws them
     if step:
-        draw = jax.jit(shuffled)
+        draw = jax.jit(functools.partial(draw_order, plan.sampling, plan.order_width))
         for run in range(len(states)):
             orders[run] = draw(jax.tree.map(lambda leaf, run=run: leaf[run], data), epoch)
     moved = [reordered(states.pop(0), placement.order) for placement in layout.placements]
-    carries = [Carry(s.params, s.algorithm, order, s.round, s.faults) for s, order in zip(moved, orders, strict=True)]
+    carries = [carry_of(each, order) for each, order in zip(moved, orders, strict=True)]
     if mesh is not None:
         together = stack_runs(carries, np)
         return transfer.put(together, carry_specs(together), mesh)
@@ -171,6 +174,11 @@ def store(layout: Layout, plan: Plan, states: list[State], data: Data) -> Carry:
     return Carry(_lifted(only.params), *stack_runs([only[1:]]))
 
 
+def carry_of(state: State, order: Any) -> Carry:
+    """Returns the carry of one run, without the axis of runs."""
+    return Carry(state.params, state.algorithm, order, state.round, state.faults, state.model)
+
+
 @functools.partial(jax.jit, donate_argnums=0)
 def _lifted(params: Any) -> Any:
     """Adds an axis of runs to the parameters of a single run, without a copy."""
@@ -180,7 +188,7 @@ def _lifted(params: Any) -> Any:
 def in_topology_order(layout: Layout, carry: Carry, keys: np.ndarray) -> State:
     """Copies a stored carry to the host, which has room for it, in the topology's order, with the axis of runs."""
     fetched = jax.tree.map(transfer.fetched, carry._replace(order=()))
-    on_host = State(fetched.params, fetched.algorithm, fetched.round, keys, fetched.faults)
+    on_host = State(fetched.params, fetched.algorithm, fetched.round, keys, fetched.faults, fetched.model)
     runs = [jax.tree.map(lambda leaf, run=run: leaf[run], on_host) for run in range(len(layout.runs))]
     together: State = stack_runs([reordered(run, p.slots) for run, p in zip(runs, layout.placements, strict=True)], np)
     return together
