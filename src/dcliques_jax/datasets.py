@@ -43,7 +43,7 @@ class Dataset:
     """
 
     train_inputs: np.ndarray  # [train, ...]
-    train_labels: np.ndarray  # [train, ...] int32 in 0 .. num_classes - 1, in sequences -1 for padding; or float32
+    train_labels: np.ndarray  # [train, ...] int32 in 0 .. num_classes - 1, in sequences -1 for padding; or real
     test_inputs: np.ndarray  # [test, ...]
     test_labels: np.ndarray  # [test, ...]
     num_classes: int  # 0 for regression
@@ -62,9 +62,7 @@ class Dataset:
             inputs, labels = (np.asanyarray(getattr(self, f"{split}_{what}")) for what in ("inputs", "labels"))
             _check_split(split, inputs, labels, num_classes)
             object.__setattr__(self, f"{split}_inputs", _arrays.read_only(inputs))
-            object.__setattr__(
-                self, f"{split}_labels", _arrays.read_only(labels, np.int32 if num_classes else np.float32)
-            )
+            object.__setattr__(self, f"{split}_labels", _arrays.read_only(labels, np.int32 if num_classes else None))
             for what, array in (("inputs", inputs), ("labels", labels)):
                 if array.shape[1:] != (like := getattr(self, f"train_{what}").shape[1:]):
                     raise ValueError(f"{split}_{what} have shape {array.shape[1:]} per example, train_{what} {like}")
@@ -175,7 +173,8 @@ def from_arrays(
         usable = [
             labels for labels in all_labels if labels.size and labels.dtype.kind in "iu"
         ]  # Dataset rejects the rest
-        num_classes = 1 + max((int(labels.max()) for labels in usable), default=0) if usable else 0
+        num_classes = 1 + max((int(labels.max()) for labels in usable), default=0)
+        num_classes *= arrays[1].dtype.kind != "f"
     splits = (arrays[0], arrays[1], arrays[2], arrays[3])
     return Dataset(*splits, num_classes, optional[0], optional[1], name, byte_scale)
 
