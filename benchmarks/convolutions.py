@@ -82,31 +82,33 @@ def with_vmap(topology, data, start, rounds):
     return params, seconds
 
 
-class WithTorch:
-    """One model, one optimiser a node, in a loop."""
+def gn_lenet_of_torch(start):
+    """GN-LeNet in PyTorch, for kernels of these shapes."""
+    from torch import nn as tnn
 
-    def __init__(self, topology, data, start):
+    layers = []
+    for channels, units, pool_first in ((3, 32, True), (32, 32, False), (32, 64, False)):
+        after = [tnn.MaxPool2d(3, 2), tnn.GroupNorm(2, units)]
+        layers += [tnn.Conv2d(channels, units, 5, padding=2), *after[:: 1 if pool_first else -1], tnn.ReLU()]
+    linear = start["Dense_0"]["kernel"].shape[0]
+    return tnn.Sequential(*layers, tnn.Flatten(), tnn.Linear(linear, 10))
+
+
+class WithTorch:
+    """One model, one optimiser a node, in a loop. `values` are the initial parameters in the order of PyTorch."""
+
+    def __init__(self, topology, data, make, values):
         import torch
-        from torch import nn as tnn
 
         self.torch = torch
         self.w = torch.from_numpy(dc.mixing.metropolis_hastings(topology).to_dense()).float()
         inputs, labels = batches(data)
         self.inputs = torch.from_numpy(np.moveaxis(inputs, -1, 2).copy())
         self.labels = torch.from_numpy(labels.astype(np.int64))
-
-        def model():
-            layers = []
-            for channels, units, pool_first in ((3, 32, True), (32, 32, False), (32, 64, False)):
-                after = [tnn.MaxPool2d(3, 2), tnn.GroupNorm(2, units)]
-                layers += [tnn.Conv2d(channels, units, 5, padding=2), *after[:: 1 if pool_first else -1], tnn.ReLU()]
-            linear = start["Dense_0"]["kernel"].shape[0]
-            return tnn.Sequential(*layers, tnn.Flatten(), tnn.Linear(linear, 10))
-
-        self.models = [model() for _ in self.w]
+        self.models = [make() for _ in self.w]
         with torch.no_grad():
             for model in self.models:
-                for parameter, value in zip(model.parameters(), as_torch(start), strict=True):
+                for parameter, value in zip(model.parameters(), values, strict=True):
                     parameter.copy_(torch.tensor(value))
         self.optimizers = [torch.optim.SGD(m.parameters(), RATE, momentum=MOMENTUM) for m in self.models]
 
@@ -153,7 +155,7 @@ def compared(name, topology, data, batch_size, vmap, repeats):
     notes = {"dcliques_jax": f"first call {time.perf_counter() - begin:.0f} s"}
     subjects = {"dcliques_jax": mine.run}
     if importlib.util.find_spec("torch"):
-        other = WithTorch(topology, data, start)
+        other = WithTorch(topology, data, lambda: gn_lenet_of_torch(start), list(as_torch(start)))
         other.run(1)
         check(mine.params, other)
         subjects["PyTorch, a loop over nodes"] = other.run

@@ -15,7 +15,18 @@ import os
 import pathlib
 import platform
 
-QUESTIONS = ("rounds", "algorithms", "faults", "convolutions", "mixing", "evaluation", "runs", "graphs", "scaling")
+QUESTIONS = (
+    "rounds",
+    "algorithms",
+    "faults",
+    "convolutions",
+    "networks",
+    "mixing",
+    "evaluation",
+    "runs",
+    "graphs",
+    "scaling",
+)
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "scipy", "torch")
 
 
