@@ -105,6 +105,9 @@ PARTITIONS = {
     "lin_dirichlet": lambda data, n, seed=0: partitions.lin_dirichlet(data, n, alpha=0.5, seed=seed),
     "k_classes": lambda data, n, seed=0: partitions.k_classes(data, n, k=2, seed=seed),
     "by_group": lambda data, n, seed=0: partitions.by_group(data, n, groups=np.arange(400) // 10, seed=seed),
+    "feature_shift": lambda data, n, seed=0: partitions.feature_shift(
+        data, n, transforms=[lambda x: x, lambda x: -x], seed=seed
+    ),
     "from_indices": lambda data, n, seed=0: partitions.from_indices(data, [range(i, 2 * i + 3) for i in range(n)]),
 }
 
@@ -121,6 +124,9 @@ MODELS = {
     "mlp": (models.mlp, (28, 28, 1), 159010),
     "logistic_regression": (models.logistic_regression, (28, 28, 1), 7850),
     "gn_lenet": (models.gn_lenet, (32, 32, 3), 85354),
+    "resnet20": (models.resnet20, (8, 8, 3), 272474),
+    "resnet18": (models.resnet18, (8, 8, 3), 11173962),
+    "vgg11": (models.vgg11, (32, 32, 3), 9750922),
 }
 
 

@@ -19,6 +19,7 @@ from dcliques_jax import (
     layers,
     metrics,
     mixing,
+    models,
     partitions,
     prepare,
     simulate,
@@ -120,6 +121,28 @@ class Small(nn.Module):
     def __call__(self, x):
         x = layers.GroupNorm(num_groups=2)(layers.Conv(4, (3, 3), padding=1)(x))
         return layers.Dense(10)(nn.relu(layers.max_pool(x, (2, 2))).reshape(len(x), -1))
+
+
+class Both(nn.Module):
+    """Statistics of batches and random masks."""
+
+    @nn.compact
+    def __call__(self, inputs, train: bool = False):
+        x = nn.relu(layers.BatchNorm(use_running_average=not train)(layers.Dense(8)(inputs)))
+        return layers.Dense(10)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+@pytest.mark.parametrize("way", ["full_batches", "with_replacement"])
+def test_masks_statistics_and_augmented_inputs_are_the_same(way):
+    """Also with lost messages, tests per node, gossiped statistics and a calibrated mean model."""
+    data = partitions.shards(DATA, 100, seed=1).sampled(way).with_local_tests()
+    topology = topologies.d_cliques(data.label_distribution, inter="small_world", seed=1)
+    model = models.with_statistics(Both(), gossip=way == "full_batches", calibration_batches=3)
+    arguments = {"model": model, "faults": faults.message_loss(0.2), "batch_size": 5, "init": "shared"}
+    arguments["augment"] = lambda key, inputs: inputs + 0.1 * jax.random.normal(key, inputs.shape)
+    alone, shared = run(topology, data, **arguments), run(topology, data, mesh=mesh(), **arguments)
+    assert_close(shared, alone, atol=1e-5)
+    np.testing.assert_allclose(shared.history.local_accuracy, alone.history.local_accuracy, atol=0.11)
 
 
 @pytest.mark.usefixtures("fused")

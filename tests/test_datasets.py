@@ -165,7 +165,11 @@ GOOD = {
         ({"test_inputs": np.full((2, 3), np.inf)}, "test_inputs hold NaN, infinite"),
         ({"train_labels": np.array([0, 1, 2, -1])}, "train_labels range from -1 to 2"),
         ({"num_classes": 2}, "train_labels range from 0 to 2, but with num_classes=2"),
-        ({"train_labels": np.array([0.0, 1, 2, 1])}, "train_labels must be one integer per example, not float64"),
+        (
+            {"train_labels": np.array([0.0, 1, 2, 1])},
+            "test_labels must be real, as train_labels, not int64|num_classes=3 .*real labels have no classes",
+        ),
+        ({"train_labels": np.array(["a"] * 4)}, "train_labels must be integers"),
         ({"train_labels": np.array([0, 1, 2])}, "3 labels for inputs of shape"),
         ({"test_inputs": np.ones((2, 4))}, r"test_inputs have shape \(4,\) per example"),
         ({"test_inputs": np.ones((0, 3)), "test_labels": np.array([], int)}, "none empty"),

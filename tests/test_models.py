@@ -16,12 +16,12 @@ from dcliques_jax import algorithms, datasets, layers, metrics, models, simulate
 def test_gn_lenet_equals_the_reference():
     model = models.as_model(models.gn_lenet())
     images = jax.random.normal(jax.random.key(1), (2, 32, 32, 3), jnp.float64)
-    params = model.init(jax.random.key(0), images)
+    params, _ = model.init(jax.random.key(0), images)
     # Scales and shifts of the norms start at 1 and 0: random ones show that they are used.
     keys = iter(jax.random.split(jax.random.key(2), 20))
     params = jax.tree.map(lambda leaf: leaf + jax.random.normal(next(keys), leaf.shape, jnp.float64) * 0.1, params)
     expected = reference.gn_lenet(jax.tree.map(np.asarray, params), np.asarray(images))
-    np.testing.assert_allclose(model.apply(params, images), expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(model.apply(params, {}, images)[0], expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_gn_lenet_equals_the_reference():
     ],
 )
 def test_weights_and_biases_start_uniform(build, shape, fans):
-    params = models.as_model(build()).init(jax.random.key(0), jnp.zeros((1, *shape)))
+    params, _ = models.as_model(build()).init(jax.random.key(0), jnp.zeros((1, *shape)))
     for layer, fan_in in fans.items():
         for name in ("kernel", "bias"):
             values, bound = np.asarray(params[layer][name]), fan_in**-0.5
@@ -80,26 +80,6 @@ def test_methods_and_callable_objects_are_functions_too():
     np.testing.assert_allclose(one.history.loss, two.history.loss, rtol=1e-5)
 
 
-def test_models_with_state_are_refused():
-    class Normed(nn.Module):
-        @nn.compact
-        def __call__(self, inputs):
-            return nn.Dense(10)(nn.BatchNorm(use_running_average=False)(inputs))
-
-    with pytest.raises(ValueError, match=r"Normed keeps batch_stats besides its parameters.*GroupNorm"):
-        simulate(topologies.ring(5), datasets.synthetic(num_train=100), model=Normed(), progress=False)
-
-
-def test_models_that_draw_random_numbers_are_refused():
-    class Dropped(nn.Module):
-        @nn.compact
-        def __call__(self, inputs):
-            return nn.Dense(10)(nn.Dropout(0.5, deterministic=False)(inputs))
-
-    with pytest.raises(ValueError, match=r"Dropped draws random numbers as it is applied, like dropout.*switched off"):
-        simulate(topologies.ring(5), datasets.synthetic(num_train=100), model=Dropped(), progress=False)
-
-
 class Perceptron(nnx.Module):
     def __init__(self, *, rngs, between=lambda x: x):
         self.first, self.last = nnx.Linear(16, 8, rngs=rngs), nnx.Linear(8, 10, rngs=rngs)
@@ -120,18 +100,6 @@ def test_an_nnx_module_trains_like_the_linen_module_of_the_same_weights():
     independent = simulate(topology, data, model=lambda rngs: Perceptron(rngs=rngs), init="independent", **arguments)
     kernels = independent.params["first"]["kernel"]
     assert np.abs(kernels[0] - kernels[1]).max() > 0.01
-
-
-@pytest.mark.parametrize(
-    ("between", "kept"),
-    [(lambda rngs: nnx.BatchNorm(8, rngs=rngs), "BatchStat"), (lambda rngs: nnx.Dropout(0.5, rngs=rngs), "RngKey")],
-)
-def test_nnx_modules_with_state_are_refused(between, kept):
-    def build(rngs):
-        return Perceptron(rngs=rngs, between=between(rngs))
-
-    with pytest.raises(ValueError, match=rf"build keeps .*{kept}.* besides its parameters.*GroupNorm"):
-        simulate(topologies.ring(5), datasets.synthetic(num_train=100), model=build, progress=False)
 
 
 def test_an_nnx_module_is_built_by_the_library():

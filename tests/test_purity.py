@@ -188,12 +188,12 @@ def test_known_programs_are_not_traced_again():
     known()
     with monitoring.traces() as names:
         known()
-    assert not {"run", "evaluate", "random_params"} & set(names)
+    assert not {"run", "evaluate", "random_models"} & set(names)
     own = Net()
     run(model=own)
     with monitoring.traces() as names:
         run(model=own)
-    assert {"run", "evaluate", "random_params"} <= set(names)
+    assert {"run", "evaluate", "random_models"} <= set(names)
 
 
 def test_numbers_in_arrays_are_no_part_of_the_comparison_by_value():

@@ -459,10 +459,10 @@ def test_the_mean_model_and_the_nodes_that_are_right_are_measured():
     result = simulate(topologies.ring(10), data, epochs=2, eval_nodes=4, eval_examples=20, progress=False)
     chosen = result.history.eval_examples
     inputs, labels = dataset.test_inputs[chosen], dataset.test_labels[chosen]
-    apply = models.as_model(models.logistic_regression()).apply
+    predict = models.predictor(models.logistic_regression())
 
     def right(params):
-        return np.asarray(apply(params, inputs)).argmax(axis=1) == labels
+        return np.asarray(predict(params, inputs)).argmax(axis=1) == labels
 
     nodes = [jax.tree.map(lambda leaf, node=node: leaf[node], result.params) for node in result.history.eval_nodes]
     mean_model = jax.tree.map(lambda leaf: np.mean(leaf, axis=0), result.params)
@@ -503,7 +503,7 @@ def test_nodes_and_evaluations_may_be_listed():
         ({"loss_fn": lambda logits, labels: labels}, r"loss_fn returns int32 losses: they must be real numbers"),
         ({"algorithm": algorithms.Algorithm(None, None, None)}, r"algorithm.network=None is not a function: pass"),
         ({"checkpoint_dir": 3}, r"checkpoint_dir=3 must be the path of a folder"),
-        ({"loss_fn": None}, r"loss_fn=None is not a function: omit it for cross-entropy"),
+        ({"loss_fn": 3}, r"loss_fn=3 is not a function: omit it for the usual loss"),
     ],
 )
 def test_wrong_lists_and_functions_are_refused(arguments, message):

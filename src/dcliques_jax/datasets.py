@@ -55,7 +55,8 @@ class Dataset:
     def __post_init__(self) -> None:
         _checks.text("name", self.name)
         of_classes = np.asanyarray(self.train_labels).dtype.kind != "f"
-        num_classes = _checks.integer("num_classes", self.num_classes, int(of_classes), (2**31 - 1) * of_classes)
+        most, why = (2**31 - 1, "") if of_classes else (0, "since real labels have no classes")
+        num_classes = _checks.integer("num_classes", self.num_classes, int(of_classes), most, why)
         if (self.validation_inputs is None) != (self.validation_labels is None):
             raise ValueError("validation_inputs and validation_labels go together: pass both or neither")
         for split in ("train", "test") if self.validation_inputs is None else ("train", "test", "validation"):

@@ -15,13 +15,18 @@ Schedule = Callable[[Any], jax.Array]
 
 
 def rounds_per_epoch(data: PartitionedDataset, batch_size: int) -> int:
-    """Returns the number of rounds in which the largest node sees all its examples once.
+    """Returns the number of rounds per epoch of a run: until the largest node has seen all its examples once.
+
+    With `data.sampled("full_batches")`, until the smallest node has none left for a batch.
 
     >>> from dcliques_jax import datasets, partitions
     >>> rounds_per_epoch(partitions.shards(datasets.synthetic(num_train=1000), 10), 32)
     4
     """
-    return -(-int(data.sizes.max()) // _checks.integer("batch_size", batch_size, 1))
+    batch_size = _checks.integer("batch_size", batch_size, 1)
+    if data.sampling == "full_batches":
+        return int(data.sizes.min()) // batch_size
+    return -(-int(data.sizes.max()) // batch_size)
 
 
 def in_epochs(

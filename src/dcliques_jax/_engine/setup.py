@@ -16,6 +16,7 @@ from dcliques_jax._engine.plan import Plan, Recipe, Run, make_plan, make_runs
 from dcliques_jax._engine.simulation import Simulation
 from dcliques_jax._mesh import guards, transfer
 from dcliques_jax.algorithms import Network
+from dcliques_jax.datasets import Dataset
 from dcliques_jax.results import State
 
 
@@ -81,22 +82,12 @@ def make_setup(
     runs, axes = sweeps.make_runs(make_runs(topology, dataset, seed, seeds), sweep, seeds is not None)
     evaluated: dict[str, Any] = {"eval_nodes": eval_nodes, "eval_examples": eval_examples, "evaluate_on": evaluate_on}
     plan = make_plan(runs, batch_size=batch_size, **evaluated)
-    dataset_used = runs[0].data.dataset
-    _check_functions(loss_fn, augment)
-    if model is None and dataset_used.target_kind != "classes":
-        raise ValueError(f"{dataset_used.name} has {dataset_used.target_kind} to predict: pass a model")
-    model = models.logistic_regression(dataset_used.num_classes) if model is None else model
-    if loss_fn is None:
-        loss_fn = metrics_lib.cross_entropy if dataset_used.num_classes else metrics_lib.squared_error
+    model, loss_fn = _defaults(runs[0].data.dataset, model, loss_fn)
     factory = sweeps.factory(algorithms.dsgd() if algorithm is None else algorithm, runs)
     _check_seeds(init, len(runs))
-    # JAX keeps traces and their constants while a function lives: wrap functions so that they live for one call.
-    found = models.as_model(model)
-    lived = found._replace(init=functools.partial(found.init), apply=functools.partial(found.apply))
     happening = faults_lib.as_faults(faults, runs[0].data.num_nodes)
-    changing = None if augment is None else functools.partial(augment)
-    functions = (factory, functools.partial(loss_fn), init, fit.check_metrics(metrics), happening, changing)
-    recipe = Recipe(lived, models.described(model), *functions)
+    parts = (factory, _alive(loss_fn), init, fit.check_metrics(metrics), happening, _alive(augment, "augment"))
+    recipe = Recipe(_alive_model(model), models.described(model), *parts)
     networks = outages.with_links([fit.make_network(run, recipe) for run in runs], recipe.faults)
     with cache_key.fresh_traces():
         each = zip(runs, networks, strict=True)  # all combinations of a sweep have the same shapes
@@ -108,11 +99,29 @@ def make_setup(
     return Setup(runs, plan, recipe, networks, tuple(one_node), needed, mesh, axes, "warn" if sweep else on_nonfinite)
 
 
-def _check_functions(loss_fn: Any, augment: Any) -> None:
+def _defaults(dataset: Dataset, model: Any, loss_fn: Any) -> tuple[Any, Any]:
+    """Chooses a model and a loss for the labels of a data set unless they are given."""
+    if model is None and dataset.target_kind != "classes":
+        raise ValueError(f"{dataset.name} has {dataset.target_kind} to predict: pass a model")
     if loss_fn is not None and not callable(loss_fn):
         raise ValueError(f"loss_fn={loss_fn!r} is not a function: omit it for the usual loss")
-    if augment is not None and not callable(augment):
-        raise ValueError(f"augment={augment!r} is not a function (key, inputs) -> inputs: see augmentations")
+    if loss_fn is None:
+        loss_fn = metrics_lib.cross_entropy if dataset.num_classes else metrics_lib.squared_error
+    return models.logistic_regression(dataset.num_classes) if model is None else model, loss_fn
+
+
+def _alive(function: Any, name: str = "") -> Any:
+    """Wraps a function so that it lives for one call: JAX keeps its traces and their constants while it lives."""
+    if function is None:
+        return None
+    if not callable(function):
+        raise ValueError(f"{name}={function!r} is not a function (key, inputs) -> inputs: see augmentations")
+    return functools.partial(function)
+
+
+def _alive_model(model: Any) -> models.StatefulModel:
+    found = models.as_model(model)
+    return found._replace(init=_alive(found.init), apply=_alive(found.apply))
 
 
 def _check_seeds(init: Any, num_runs: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dcliques_jax import _checks
+from dcliques_jax._partitions.partitioned import SAMPLINGS
 from dcliques_jax._studies import names
 
 # The sections of alternatives, all combinations of which are runs, and what a missing one means.
@@ -35,6 +36,7 @@ _KEYS = (
     "seeds",
     "data",
     "model",
+    "augment",
     "simulate",
     "metrics",
     "grids",
@@ -75,6 +77,7 @@ class Study(NamedTuple):
     seeds: list[int]
     data: dict[str, Any]
     model: dict[str, Any]
+    augment: list[dict[str, Any]]  # augmentations, the first one first
     simulate: dict[str, Any]
     metrics: dict[str, Any]
     grids: dict[str, list[float]]
@@ -85,8 +88,8 @@ class Study(NamedTuple):
 
     def common(self) -> dict[str, Any]:
         """Returns what all cases share and their results depend on."""
-        kept = ("num_nodes", "seeds", "data", "model", "simulate", "metrics", "grids", "tune")
-        return {name: getattr(self, name) for name in kept}
+        kept = ["num_nodes", "seeds", "data", "model", "simulate", "metrics", "grids", "tune"]
+        return {name: getattr(self, name) for name in kept + ["augment"] * bool(self.augment)}
 
     def cases(self) -> list[Case]:
         """Returns all combinations, without those to skip."""
@@ -119,7 +122,7 @@ def parse(given: Mapping[str, Any]) -> Study:
     grids = {name: _numbers(f"grids.{name}", values) for name, values in given.get("grids", {}).items()}
     for section in ("partitions", "topologies"):
         for label, table in axes[section].items():
-            names.check(section, table, f"{section}.{label}", _GIVEN[section])
+            names.check(section, without_sampling(table), f"{section}.{label}", _GIVEN[section])
     for label, table in axes["algorithms"].items():
         _check_grids(f"algorithms.{label}", table, grids)
         names.check("algorithms", table, f"algorithms.{label}")
@@ -133,6 +136,8 @@ def parse(given: Mapping[str, Any]) -> Study:
         names.check("metrics", table, f"metrics.{label}", ("model",))
     arguments = given.get("simulate", {})
     _known("simulate", arguments, _ARGUMENTS)
+    if any(map(has_schedule, axes["algorithms"].values())) and not {"epochs", "batch_size"} <= arguments.keys():
+        raise ValueError("a learning rate in epochs needs simulate.epochs and simulate.batch_size")
     tune = {"evaluate_on": "validation", "metric": "accuracy", "seeds": [0]} | given.get("tune", {})
     _known("tune", tune, ("evaluate_on", "metric", "seeds", "epochs", "rounds"))
     skip = given.get("skip", [])
@@ -144,6 +149,7 @@ def parse(given: Mapping[str, Any]) -> Study:
         seeds=[_checks.integer("seeds", seed, 0) for seed in given.get("seeds", [0])],
         data=dict(given["data"]),
         model=dict(model),
+        augment=_augmentations(given.get("augment", [])),
         simulate=dict(arguments),
         metrics=dict(given.get("metrics", {})),
         grids=grids,
@@ -152,6 +158,13 @@ def parse(given: Mapping[str, Any]) -> Study:
         targets=[_checks.share("targets", value) for value in given.get("targets", [])],
         axes=axes,
     )
+
+
+def _augmentations(given: Any) -> list[dict[str, Any]]:
+    several = [given] if isinstance(given, Mapping) else given
+    for number, table in enumerate(several):
+        names.check("augmentations", table, f"augment[{number}]")
+    return [dict(table) for table in several]
 
 
 def grids_of(table: Any) -> dict[str, str]:
@@ -164,6 +177,21 @@ def grids_of(table: Any) -> dict[str, str]:
         else:
             found |= grids_of(value)
     return found
+
+
+def has_schedule(table: Any) -> bool:
+    """Whether an algorithm, or a part of it, has a learning rate in epochs."""
+    if not isinstance(table, Mapping):
+        return False
+    return any(names.is_schedule(name, value) or has_schedule(value) for name, value in table.items())
+
+
+def without_sampling(table: Any) -> Any:
+    """Returns the table of a partition without its way of sampling, which is no argument of its builder."""
+    if not isinstance(table, Mapping) or "sampling" not in table:
+        return table
+    _checks.choice("sampling", table["sampling"], SAMPLINGS)
+    return {name: value for name, value in table.items() if name != "sampling"}
 
 
 def is_grid(value: Any) -> bool:

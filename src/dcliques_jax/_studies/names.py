@@ -8,13 +8,23 @@ from typing import Any
 import optax
 from flax import linen as nn
 
-from dcliques_jax import algorithms, compressors, datasets, faults, models, partitions, topologies
+from dcliques_jax import (
+    algorithms,
+    augmentations,
+    compressors,
+    datasets,
+    faults,
+    models,
+    partitions,
+    schedules,
+    topologies,
+)
 from dcliques_jax.metrics import per_class_accuracy
 
 _OPTIMIZERS = ("adabelief", "adagrad", "adam", "adamw", "lamb", "lion", "rmsprop", "sgd", "yogi")
 # Builders that take arrays or objects, which a file cannot hold.
 _FOR_PYTHON = {"by_group", "from_arrays", "from_edges", "from_indices", "from_matrices", "from_networkx"}
-_FOR_PYTHON |= {"make_topology", "remove_intra_clique_edges", "sequence"}
+_FOR_PYTHON |= {"feature_shift", "make_topology", "remove_intra_clique_edges", "sequence"}
 
 Builders = Mapping[str, Callable[..., Any]]
 
@@ -34,13 +44,33 @@ BUILDERS: dict[str, Builders] = {
     "algorithms": _builders(algorithms, algorithms.Algorithm),
     "faults": _builders(faults, faults.Fault),
     "compressors": _builders(compressors, compressors.Compressor),
-    "optimizers": {name: getattr(optax, name) for name in _OPTIMIZERS},
+    "optimizers": {name: getattr(optax, name) for name in _OPTIMIZERS} | {"sgd_with_weight_decay": schedules.sgd},
+    "schedules": {"in_epochs": schedules.in_epochs},
+    "augmentations": {
+        "crop_and_flip": augmentations.crop_and_flip,
+        "random_erasing": augmentations.random_erasing,
+    },
     "metrics": {"per_class_accuracy": per_class_accuracy},
 }
 """The names that a study may use, by section of the file."""
 
 # Arguments that are built themselves, from a table with `use`.
-_PARTS = {"algorithm": "algorithms", "compressor": "compressors", "optimizer": "optimizers"}
+_PARTS = {
+    "algorithm": "algorithms",
+    "compressor": "compressors",
+    "learning_rate": "schedules",
+    "optimizer": "optimizers",
+}
+_LENGTHS = ("rounds_per_epoch", "epochs")  # are passed to schedules
+
+
+def is_schedule(name: str, value: Any) -> bool:
+    """Whether an argument is a schedule: a learning rate may also be a number or come from a grid."""
+    return name == "learning_rate" and isinstance(value, Mapping) and "use" in value
+
+
+def _is_part(name: str, value: Any) -> bool:
+    return name in _PARTS and (name != "learning_rate" or is_schedule(name, value))
 
 
 def check(section: str, table: Any, where: str, given: tuple[str, ...] = ()) -> None:
@@ -64,8 +94,8 @@ def check(section: str, table: Any, where: str, given: tuple[str, ...] = ()) -> 
             raise ValueError(
                 f"{where}.{name}={value!r} is not an argument of {use}, which takes {', '.join(parameters)}"
             )
-        if name in _PARTS:
-            check(_PARTS[name], value, f"{where}.{name}")
+        if _is_part(name, value):
+            check(_PARTS[name], value, f"{where}.{name}", _LENGTHS if name == "learning_rate" else ())
     needed = [
         name for name, each in parameters.items() if each.default is each.empty and each.kind < each.VAR_POSITIONAL
     ]
@@ -76,12 +106,15 @@ def check(section: str, table: Any, where: str, given: tuple[str, ...] = ()) -> 
 
 
 def build(section: str, label: str, table: Mapping[str, Any], **given: Any) -> Any:
-    """Builds what a table describes. `given` are arguments for builders that take them, unless the table has them."""
+    """Builds what a table describes, and its parts.
+
+    `given` are arguments for builders that take them, unless the table has them.
+    """
     use = table.get("use", label)
     builder = BUILDERS[section][use]
     parameters = inspect.signature(builder).parameters
     arguments = {name: value for name, value in given.items() if name in parameters}
     for name, value in table.items():
         if name != "use":
-            arguments[name] = build(_PARTS[name], "", value) if name in _PARTS else value
+            arguments[name] = build(_PARTS[name], "", value, **given) if _is_part(name, value) else value
     return builder(**arguments)

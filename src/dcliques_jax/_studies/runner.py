@@ -12,7 +12,9 @@ from dcliques_jax._store import files
 from dcliques_jax._studies import file, kept, names
 from dcliques_jax._studies.file import Case, Study
 from dcliques_jax.algorithms import Algorithm
+from dcliques_jax.augmentations import compose
 from dcliques_jax.results import Result
+from dcliques_jax.schedules import rounds_per_epoch
 
 COPY, REFUSED = "study.json", "refused.json"
 
@@ -59,7 +61,7 @@ def read_study(folder: pathlib.Path) -> Study:
     if not path.exists():
         raise ValueError(f"{folder} holds no study: run one with `python -m dcliques_jax run FILE --out {folder}`")
     try:
-        return Study(**files.read_json(path)["study"])
+        return Study(**{"augment": []} | files.read_json(path)["study"])
     except TypeError as error:
         raise ValueError(f"{path} was written by another version of this library: {error}") from None
 
@@ -165,16 +167,35 @@ class _Runner:
         graphs = [names.build("topologies", label, table, **each) for each in given]
         model = names.build("models", "", study.model, num_classes=self._dataset().num_classes)
         metrics = {name: names.build("metrics", name, table, model=model) for name, table in study.metrics.items()}
-        return {"topology": graphs, "dataset": data, "model": model, "algorithm": algorithm, "metrics": metrics}
+        return {
+            "topology": graphs,
+            "dataset": data,
+            "model": model,
+            "algorithm": algorithm,
+            "metrics": metrics,
+            "augment": self._augment(),
+        }
+
+    def _augment(self) -> Any:
+        """Builds the augmentation; borders of crops are black."""
+        if not self.study.augment:
+            return None
+        dataset = self._dataset()
+        black = {} if dataset.byte_scale is None else {"fill": dataset.black}
+        return compose(*(names.build("augmentations", "", table, **black) for table in self.study.augment))
 
     def _algorithm(self, case: Case, values: Mapping[str, float], swept: tuple[str, ...]) -> Any:
         """Builds the algorithm of a case, or if values are swept, returns the function that does."""
         label, table = case.labels["algorithms"], case.tables["algorithms"]
 
         def factory(**more: Any) -> Algorithm:
-            made: Algorithm = names.build("algorithms", label, file.filled(table, {**values, **more}))
+            made: Algorithm = names.build("algorithms", label, file.filled(table, {**values, **more}), **lengths)
             return made
 
+        lengths = {}
+        if file.has_schedule(table):
+            given, data = self.study.simulate, self._partition(case, self.study.seeds[0])
+            lengths = {"epochs": given["epochs"], "rounds_per_epoch": rounds_per_epoch(data, given["batch_size"])}
         return factory if swept else factory()
 
     def _grids(self, case: Case, wanted: str) -> dict[str, list[float]]:
@@ -196,5 +217,7 @@ class _Runner:
         label = case.labels["partitions"]
         if (label, seed) not in self._partitions:
             given = {"dataset": self._dataset(), "num_nodes": self.study.num_nodes, "seed": seed}
-            self._partitions[label, seed] = names.build("partitions", label, case.tables["partitions"], **given)
+            table = case.tables["partitions"]
+            data = names.build("partitions", label, file.without_sampling(table), **given)
+            self._partitions[label, seed] = data.sampled(table["sampling"]) if "sampling" in table else data
         return self._partitions[label, seed]
