@@ -118,6 +118,15 @@ def test_channels_of_cifar10_are_normalised_by_name(cifar10, data_dir):
         datasets.cifar10(data_dir, normalise="all")
 
 
+def test_inputs_in_double_precision_are_augmented_in_single_precision():
+    dataset = datasets.synthetic(num_train=64, num_test=4, input_shape=(4, 4, 1))
+    double = datasets.from_arrays(
+        np.float64(dataset.train_inputs), dataset.train_labels, np.float64(dataset.test_inputs), dataset.test_labels
+    )
+    result = simulate(topologies.ring(4), double, augment=augmentations.crop_and_flip(1), epochs=1, progress=False)
+    assert np.isfinite(result.history.loss).all()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -225,11 +225,10 @@ def _check_augment(run: Run, recipe: Recipe) -> None:
         return
     inputs = run.data.dataset.train_inputs[:1].repeat(2, axis=0)
     key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
-    found = jax.eval_shape(recipe.augment, key, inputs)
-    if getattr(found, "shape", None) != inputs.shape or found.dtype != inputs.dtype:
+    found, kind = jax.eval_shape(recipe.augment, key, inputs), jax.dtypes.canonicalize_dtype(inputs.dtype)
+    if getattr(found, "shape", None) != inputs.shape or found.dtype != kind:
         raise ValueError(
-            f"augment returns {found} for a batch of shape {inputs.shape} and type {inputs.dtype}: it must return such "
-            "a batch"
+            f"augment returns {found} for a batch of shape {inputs.shape} and type {kind}: it must return such a batch"
         )
 
 
