@@ -77,6 +77,7 @@ class ResNet(nn.Module):
 
 class VGG11(nn.Module):
     norm: str
+    share: int = 1  # of the widths
 
     @nn.compact
     def __call__(self, x, train=False):
@@ -84,10 +85,10 @@ class VGG11(nn.Module):
             if width == "M":
                 x = nn.max_pool(x, (2, 2), (2, 2))
                 continue
-            x = nn.Conv(width, (3, 3), padding=1)(x)
+            x = nn.Conv(width // self.share, (3, 3), padding=1)(x)
             x = nn.relu(x if self.norm == "none" else norm(self.norm, x, train, 8))
         x = x.reshape(len(x), -1)
         if self.norm != "group":
             for _ in range(2):
-                x = nn.relu(nn.Dense(512)(nn.Dropout(0.5, deterministic=not train)(x)))
+                x = nn.relu(nn.Dense(512 // self.share)(nn.Dropout(0.5, deterministic=not train)(x)))
         return nn.Dense(10)(x)

@@ -10,7 +10,7 @@ import flax_networks
 from dcliques_jax import algorithms, datasets, layers, models, partitions, simulate, topologies
 
 IMAGES = jnp.zeros((1, 32, 32, 3))
-RESNETS = [(norm, shortcut) for norm in ("batch", "group", "evonorm") for shortcut in ("A", "B")]
+RESNETS = [("batch", "A"), ("batch", "B"), ("group", "A"), ("evonorm", "B")]
 
 # Parameters, numbers in the state, multiplications on an image of 32 x 32, norms
 COUNTS = {
@@ -129,8 +129,10 @@ def test_resnets_equal_plain_flax(norm, shortcut):
 @pytest.mark.parametrize("norm", ["none", "batch", "group"])
 @pytest.mark.usefixtures("x64")
 def test_vgg_equals_plain_flax(norm):
-    """With dropout: flax draws the same masks for modules of the same names."""
-    compare(models.vgg11(norm=norm), flax_networks.VGG11(norm), *batch(2))
+    """An eighth as wide, with dropout: flax draws the same masks for modules of the same names."""
+    ours = models.vgg11(norm=norm)
+    ours = ours.clone(widths=tuple(width // 8 for width in ours.widths))
+    compare(ours, flax_networks.VGG11(norm, 8), *batch(2))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_strided_convolutions_compute_only_what_they_keep():
     assert "f32[4,16,16,32]" in products[0]
 
 
-@pytest.mark.parametrize("norm", ["batch", "group", "evonorm"])
+@pytest.mark.parametrize("norm", ["batch", "evonorm"])
 def test_a_resnet_trains(norm):
     rng = np.random.default_rng(0)
     labels = np.arange(48) % 3
