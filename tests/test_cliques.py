@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import reference
 from dcliques_jax import cliques, datasets, partitions
+from dcliques_jax._cliques import central
 
 
 def label_distributions(num_nodes, num_classes=4, seed=0):
@@ -20,7 +21,7 @@ def members(ids):
 
 def in_turn(most):
     """Greedy Swap makes its steps one after another up to this many cliques, and at once with more."""
-    return mock.patch.object(cliques, "_MOST_IN_TURN", most)
+    return mock.patch.object(central, "_MOST_IN_TURN", most)
 
 
 cases = st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(0, 1000)).filter(lambda case: case[1] <= case[0])
@@ -142,7 +143,7 @@ def test_steps_at_once_equal_steps_one_by_one(num_nodes):
         order, deviation = rng.permutation(num_nodes), p - p.mean(axis=0)
         pairs = np.array([rng.choice(8, 2, replace=False) for _ in range(60)])
         expected, expected_changes = one_by_one(order, deviation, pairs, 8, np.random.default_rng(seed).random(60))
-        changes = cliques._swap_at_once(order, deviation, pairs, 8, np.random.default_rng(seed))
+        changes = central._swap_at_once(order, deviation, pairs, 8, np.random.default_rng(seed))
         np.testing.assert_array_equal(order, expected)
         np.testing.assert_array_equal(changes, expected_changes)
         assert (changes < 0).sum() > 10
@@ -152,13 +153,13 @@ def test_batches_leave_every_bit_as_it_is():
     p = partitions.shards(datasets.synthetic(num_train=2010), 201, unequal=True).label_distribution
     with in_turn(0):
         found = cliques.greedy_swap(p, 10, max_steps=1000)
-        with mock.patch.object(cliques, "_AT_ONCE", 1):
+        with mock.patch.object(central, "_AT_ONCE", 1):
             np.testing.assert_array_equal(cliques.greedy_swap(p, 10, max_steps=1000), found)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] != pair[1]), max_size=40))
 def test_a_round_comes_after_all_earlier_steps_with_the_same_cliques(pairs):
-    rounds = cliques._rounds(np.array(pairs, np.int64).reshape(-1, 2))
+    rounds = central._rounds(np.array(pairs, np.int64).reshape(-1, 2))
     for step, pair in enumerate(pairs):
         earlier = [rounds[other] for other in range(step) if {*pairs[other]} & {*pair}]
         assert rounds[step] == max(earlier, default=0) + 1
