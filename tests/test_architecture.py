@@ -16,7 +16,7 @@ LAYERS = """
     _checks _arrays _html _random
     _store.files
     _sources.tfds _sources.published
-    datasets _partitions.partitioned partitions _cliques.central _cliques.decentralised cliques wirings _edges
+    datasets _partitions.partitioned partitions _cliques.central _cliques.decentralised cliques features wirings _edges
     _engine.xla _engine.chunks
     _mixing.entries _mixing.forms _mixing.groups _mixing.push _mixing.sequences
     _mixing.paced _mixing.spectrum _mixing.growth

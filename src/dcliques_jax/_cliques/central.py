@@ -19,17 +19,17 @@ def skew(clique_ids: npt.ArrayLike, label_distribution: npt.ArrayLike) -> np.nda
 
     Args:
       clique_ids: the clique of each node, `[nodes]`.
-      label_distribution: p_i(y) of every node, `[nodes, classes]`.
+      label_distribution: p_i(y) of every node, `[nodes, classes]`, or any other means, as in `greedy_swap`.
 
     Returns:
-      An array `[cliques]` with values in [0, 2].
+      An array `[cliques]`, for label distributions with values in [0, 2].
 
     >>> skew([0, 0, 1, 1], [[1, 0], [1, 0], [0, 1], [0, 1]])
     array([1., 1.])
     >>> skew([0, 1, 1, 0], [[1, 0], [1, 0], [0, 1], [0, 1]])
     array([0., 0.])
     """
-    p = check_label_distribution(label_distribution)
+    p = check_means(label_distribution)
     ids = check_clique_ids(clique_ids, len(p))
     sums = np.zeros((ids.max() + 1, p.shape[1]))
     np.add.at(sums, ids, p)
@@ -82,7 +82,8 @@ def greedy_swap(
     that choose an exchange are drawn in another way.
 
     Args:
-      label_distribution: p_i(y) of every node, `[nodes, classes]`.
+      label_distribution: p_i(y) of every node, `[nodes, classes]`. Rows may also be means of other features of a node's
+        examples, such as those of `dcliques_jax.features`; cliques then represent their global mean.
       clique_size: size M of the cliques. The last clique takes the remainder.
       max_steps: number K of steps. Defaults to the paper's 1000, and to 100 per clique with more than 100 cliques: as
         many per clique as in the paper, which has ten.
@@ -119,7 +120,7 @@ def skew_trajectory(
 def _greedy_swap(
     label_distribution: npt.ArrayLike, clique_size: int, max_steps: int | None, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    p = check_label_distribution(label_distribution)
+    p = check_means(label_distribution)
     ids = random_cliques(len(p), clique_size, seed=seed)
     num_cliques = int(ids.max()) + 1
     many = num_cliques > _MOST_IN_TURN
@@ -279,6 +280,18 @@ def check_label_distribution(label_distribution: npt.ArrayLike) -> np.ndarray:
             "non-negative and sum to 1"
         )
     return p
+
+
+def check_means(rows: npt.ArrayLike) -> np.ndarray:
+    """Returns label distributions, or other finite means `[nodes, features]`, as float64, or raises a `ValueError`.
+
+    Whole numbers that are not distributions are refused: they are counts, of which a clique would need the mean.
+    """
+    if hasattr(rows, "label_distribution"):
+        return check_label_distribution(rows)
+    means = np.asarray(rows, np.float64)
+    usable = means.ndim == 2 and 0 not in means.shape and np.isfinite(means).all() and (means != np.rint(means)).any()
+    return means if usable else check_label_distribution(means)
 
 
 def check_clique_ids(clique_ids: npt.ArrayLike, num_nodes: int) -> np.ndarray:

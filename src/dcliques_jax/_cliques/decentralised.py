@@ -7,7 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dcliques_jax import _checks, _random
-from dcliques_jax._cliques.central import check_label_distribution, exchange_skews, random_cliques, skew
+from dcliques_jax._cliques.central import (
+    check_label_distribution,
+    check_means,
+    exchange_skews,
+    random_cliques,
+    skew,
+)
 
 _FLOAT, _NUMBER = 4, 4  # bytes of a number in a message, real or whole
 
@@ -125,7 +131,7 @@ def decentralised_greedy_swap(
     and cost. The result is for `topologies.d_cliques(cliques=...)`.
 
     Args:
-      label_distribution: p_i(y) of every node, `[nodes, classes]`.
+      label_distribution: p_i(y) of every node, `[nodes, classes]`, or other means, as in `greedy_swap`.
       clique_size: size M of the cliques. The last clique takes the remainder.
       rounds: number of rounds.
       seed: seed of the random cliques and of all draws.
@@ -175,7 +181,7 @@ class _Swaps:
         message_loss: float,
         online: Any,
     ) -> None:
-        self.p = check_label_distribution(label_distribution)
+        self.p = check_means(label_distribution)
         self.rounds = _checks.integer("rounds", rounds, 0)
         self.loss = _checks.real("message_loss", message_loss, 0, 0.99)
         self.ids = random_cliques(len(self.p), clique_size, seed=seed)
