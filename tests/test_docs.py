@@ -30,7 +30,7 @@ def test_the_site_builds_without_warnings_and_all_notebooks_run(tmp_path):
         check=False,
     )
     assert built.returncode == 0, built.stderr
-    assert len(NOTEBOOKS) == 6
+    assert len(NOTEBOOKS) == 8
     for notebook in NOTEBOOKS:
         page = (tmp_path / "site/notebooks" / f"{notebook.stem}.html").read_text()
         assert "cell_output" in page, f"{notebook.name} was not run"

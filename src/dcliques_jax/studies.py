@@ -45,7 +45,7 @@ def shipped() -> dict[str, pathlib.Path]:
     """Returns the studies that come with the library, by name.
 
     >>> sorted(shipped())
-    ['comparison', 'quickstart']
+    ['comparison', 'one_page', 'quickstart']
     """
     return {path.stem: path for path in sorted(_SHIPPED.glob("*.toml"))}
 
