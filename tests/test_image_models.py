@@ -12,7 +12,7 @@ from dcliques_jax import algorithms, datasets, layers, models, partitions, simul
 IMAGES = jnp.zeros((1, 32, 32, 3))
 RESNETS = [("batch", "A"), ("batch", "B"), ("group", "A"), ("evonorm", "B")]
 
-# Parameters, numbers in the state, multiplications on an image of 32 x 32, norms
+# Parameters, numbers in the state, multiplications on an image of 32 x 32 if known
 COUNTS = {
     "resnet20 A": (models.resnet20(shortcut="A", norm="batch"), 269_722, 1_376, 40_551_040),
     "resnet20 B": (models.resnet20(norm="batch"), 272_474, 1_568, 40_813_184),

@@ -83,7 +83,6 @@ def test_equals_the_reference(fault, gossiped):
 @pytest.mark.usefixtures("x64")
 def test_the_mean_models_state_is_estimated_on_training_data():
     model = models.with_statistics(perceptron.model(START), calibration_batches=60)
-    seen = {}
 
     def keep(params, state, inputs, labels):
         del params, inputs, labels
@@ -209,7 +208,7 @@ class Plain(nnx.Module):
 
 def test_linen_modules_train_their_statistics():
     """Without dropout, the linen module is the pair with all units kept."""
-    init, apply = perceptron.model(START)
+    init, _ = perceptron.model(START)
 
     def without_dropout(params, state, inputs, *, train, key):
         del key
@@ -220,7 +219,6 @@ def test_linen_modules_train_their_statistics():
         state = {name: 0.9 * state[name] + 0.1 * new[name] for name in state} if train else state
         return jnp.maximum(x, 0) @ params["b"], state
 
-    del apply
     expected = run((init, without_dropout))
     norm = {"scale": START["scale"], "bias": START["shift"]}
     given = {"Dense_0": {"kernel": START["a"]}, "BatchNorm_0": norm, "Dense_1": {"kernel": START["b"]}}
