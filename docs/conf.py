@@ -22,7 +22,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx.ext.mathjax",
 ]
-exclude_patterns = ["build", "paper/report.md", "**/.ipynb_checkpoints"]
+exclude_patterns = ["build", "paper/report.md", "comparison/tables.md", "**/.ipynb_checkpoints"]
 html_theme = "furo"
 html_title = "dcliques_jax"
 html_static_path = ["_static"]
@@ -41,7 +41,7 @@ nb_execution_mode = "force"
 nb_execution_timeout = 900
 nb_execution_raise_on_error = True
 nb_output_stderr = "remove"  # progress bars
-# The page of verdicts includes one that has no title of its own.
+# The pages of verdicts and of the comparison include one that has no title of its own.
 suppress_warnings = ["mystnb.unknown_mime_type", "myst.header"]
 
 # Sphinx reads what lies in its folder only: the notebooks are copied there.

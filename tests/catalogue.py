@@ -99,6 +99,7 @@ PROMISES = dict.fromkeys(GRAPHS, "symmetric") | {
 
 PARTITIONS = {
     "iid": lambda data, n, seed=0: partitions.iid(data, n, seed=seed),
+    "balanced_iid": lambda data, n, seed=0: partitions.balanced_iid(data, n, seed=seed),
     "shards": lambda data, n, seed=0: partitions.shards(data, n, unequal=True, seed=seed),
     "one_class": lambda data, n, seed=0: partitions.one_class(data, n, seed=seed),
     "dirichlet": lambda data, n, seed=0: partitions.dirichlet(data, n, alpha=0.5, seed=seed),

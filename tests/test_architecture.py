@@ -42,7 +42,7 @@ LAYERS = """
     _store.provenance _store.checkpoints
     _engine.loop
     _simulate
-    _studies.names _studies.file _studies.kept _studies.runner _studies.tables studies
+    _studies.names _studies.file _studies.cases _studies.kept _studies.runner _studies.tables studies
     paper.settings paper.claims paper.runs paper.experiments paper.figures paper.reports paper paper.__main__
     dcliques_jax __main__
 """

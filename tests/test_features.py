@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+import scipy.ndimage
 
-from dcliques_jax import cliques, datasets, features, partitions
+from dcliques_jax import cliques, datasets, features, mixing, partitions, topologies
 
 NODES, SIZE = 100, 10
 TURNS = np.arange(NODES) % 4
@@ -56,6 +57,43 @@ def test_cliques_by_features_mix_rotations(kind):
         biases.append(np.square(means - all_gradients.mean(axis=0)).sum(axis=1).mean())
     assert np.mean(skews) == pytest.approx(expected, abs=0.03)
     assert np.mean(biases) == pytest.approx(bias, rel=0.1)
+
+
+def in_ten_ways(seed):
+    """Real digits, four of each class at every node: turned, turned and inverted, or blurred."""
+    data = rotated(seed)
+    images, plain = data.dataset.train_inputs.copy(), datasets.mnist_5k().train_inputs
+    for node, rows in enumerate(data.indices):
+        way = node % 10
+        seen = np.rot90(plain[rows], way % 4, axes=(1, 2))
+        if 4 <= way < 8:
+            seen = 1 - seen
+        elif way >= 8:
+            seen = scipy.ndimage.gaussian_filter(plain[rows], (0, way - 7, way - 7, 0))
+        images[rows] = seen
+    seen = datasets.from_arrays(images, data.dataset.train_labels, data.dataset.test_inputs, data.dataset.test_labels)
+    return partitions.from_indices(seen, data.indices)
+
+
+def test_cliques_by_features_mix_ten_domains():
+    """Skew of the ten domains in cliques, and heterogeneity H(W) = mean_i |sum_j W_ij g_j - mean g|^2, on average."""
+    domains = np.eye(10)[np.arange(NODES) % 10]
+    found = {"random": [], "random Fourier": [], "known": []}
+    for seed in range(3):
+        data = in_ten_ways(seed)
+        given = {"random Fourier": features.random_fourier(data), "known": domains}
+        ids = {name: cliques.greedy_swap(rows, SIZE, max_steps=3000, seed=seed) for name, rows in given.items()}
+        ids["random"] = cliques.random_cliques(NODES, SIZE, seed=seed)
+        all_gradients = gradients(data)
+        for name, of_nodes in ids.items():
+            topology = topologies.d_cliques(data.label_distribution, cliques=of_nodes, seed=seed)
+            mixed = mixing.metropolis_hastings(topology).to_dense() @ all_gradients
+            heterogeneity = np.square(mixed - all_gradients.mean(axis=0)).sum(axis=1).mean()
+            found[name].append((cliques.skew(of_nodes, domains).mean(), heterogeneity))
+    means = {name: np.mean(values, axis=0) for name, values in found.items()}
+    assert means["known"] == pytest.approx([0, 0.79], abs=0.03)
+    assert means["random Fourier"] == pytest.approx([0.18, 0.81], abs=0.05)
+    assert (means["random"] > [0.6, 1.3]).all()
 
 
 def test_random_cliques_do_not_mix_rotations():

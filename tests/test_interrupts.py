@@ -17,7 +17,7 @@ from dcliques_jax._engine import evaluation, memory, simulation
 from dcliques_jax._engine.simulation import Simulation
 from dcliques_jax.paper import Scale
 from dcliques_jax.paper.runs import Runs
-from dcliques_jax.paper.settings import TASKS, Setting, Task
+from dcliques_jax.paper.settings import TASKS, Setting
 
 DATA = datasets.synthetic(num_train=400, num_test=50, num_classes=4, input_shape=(5,), seed=1)
 SHARDS = partitions.shards(DATA, 20, seed=1)
@@ -202,8 +202,8 @@ def test_it_acts_soon(tmp_path):
 
 
 def test_a_paper_run_stops_as_a_whole(tmp_path, monkeypatch, pressed_after):
-    monkeypatch.setitem(TASKS, "mnist", Task("MNIST", lambda: DATA, TASKS["mnist"].model, 0.1, 1))
+    monkeypatch.setitem(TASKS, "mnist", TASKS["mnist"]._replace(batch_size=1))
     pressed_after(1)
-    runs = Runs(tmp_path, Scale({"mnist": 2, "cifar10": 2}), 1)
+    runs = Runs(tmp_path, Scale({"mnist": 2, "cifar10": 2}), 1, datasets={"mnist": DATA})
     with pytest.warns(RuntimeWarning, match="interrupted"), pytest.raises(KeyboardInterrupt):
         runs.measure(Setting("mnist", num_nodes=10))

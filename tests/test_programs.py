@@ -27,6 +27,35 @@ def test_chunks_of_nodes_compute_what_vmap_does(monkeypatch, most, num_nodes):
     jax.tree.map(np.testing.assert_array_equal, found, jax.vmap(of_node)(x, scale))
 
 
+def test_chunks_of_several_runs_share_the_cache(monkeypatch):
+    """Three runs of two nodes at once hold as much as one run of six."""
+    monkeypatch.setattr(chunks, "_CPU_BYTES", 6 * 36)
+    x = jnp.arange(36.0).reshape(12, 3)
+
+    def nodes_at_once(runs):
+        lifted = chunks.over_nodes(lambda row: jnp.outer(row, row), runs)
+        inner = re.findall(r"f32\[(\d+),3,3\]", str(jax.make_jaxpr(lifted)(x)))
+        return {int(count) for count in inner} - {12}
+
+    assert nodes_at_once(1) == {6}
+    assert nodes_at_once(3) == {2}
+
+
+@pytest.mark.optimised
+@pytest.mark.parametrize("network", [models.logistic_regression, models.gn_lenet])
+def test_seeds_in_smaller_chunks_have_the_bits_of_single_runs(network):
+    images = datasets.synthetic(num_train=240, num_test=20, input_shape=(32, 32, 3))
+    data = partitions.iid(images, 12)
+    options = {"model": network(), "batch_size": 5}
+    together = prepare(topologies.ring(12), data, seeds=[0, 1, 2], **options)
+    together.run(3)
+    for seed in range(3):
+        alone = prepare(topologies.ring(12), data, seed=seed, **options)
+        alone.run(3)
+        of_seed = jax.tree.map(lambda leaf, seed=seed: leaf[seed], together.params)
+        jax.tree.map(np.testing.assert_array_equal, of_seed, alone.params)
+
+
 def test_the_largest_result_is_found_inside_of_calls_and_loops():
     def function(x):
         return jax.lax.map(jax.jit(lambda row: jnp.outer(row, jnp.ones(100)).sum()), x)

@@ -1,16 +1,21 @@
 """Studies: what a file may say, and runs that are never repeated, resumed bit for bit and reported."""
 
+import csv
 import inspect
 import pathlib
+import runpy
+import shutil
 import tomllib
 
 import numpy as np
 import optax
 import pytest
 
-from dcliques_jax import algorithms, datasets, partitions, simulate, studies, topologies
+from dcliques_jax import algorithms, cliques, datasets, partitions, simulate, studies, topologies
 from dcliques_jax.__main__ import main
-from dcliques_jax._studies import file, kept
+from dcliques_jax._store import files
+from dcliques_jax._studies import file, kept, names, runner
+from dcliques_jax._studies.cases import Builder
 
 TEXT = """
 title = "Small"
@@ -96,6 +101,18 @@ def test_what_an_algorithm_does_not_allow_is_kept_with_the_reason(done):
     assert "gradient_tracking" in refused["shards, moving, d2"]
 
 
+def test_what_was_refused_is_asked_again(tmp_path, monkeypatch):
+    (tmp_path / "small.toml").write_text(TEXT)
+    options = {"only": ["ring", "d2", "none"], "progress": False}
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "refusal", lambda *_, **__: "too large for this machine")
+        (outcome,) = studies.run(tmp_path / "small.toml", tmp_path / "out", **options)
+    assert outcome.refused == "too large for this machine"
+    (outcome,) = studies.run(tmp_path / "small.toml", tmp_path / "out", resume=True, **options)
+    assert outcome.refused is None
+    assert not list((tmp_path / "out").rglob("refused.json"))
+
+
 def test_nothing_finished_is_run_again(done, monkeypatch):
     folder, before = done
     monkeypatch.setattr(kept, "trained", None)
@@ -131,6 +148,64 @@ def test_an_interrupted_study_resumes_to_the_same_bits(done, tmp_path, monkeypat
     assert not list((tmp_path / "out").rglob("checkpoint"))
 
 
+def test_a_study_can_stop_early_and_go_on(done, tmp_path):
+    _, before = done
+    (tmp_path / "small.toml").write_text(TEXT)
+    options = {"only": ["ring", "d2", "none"], "progress": False}
+    (first,) = studies.run(tmp_path / "small.toml", tmp_path / "out", until=0.5, **options)
+    assert first.result.history.round.tolist() == [0, 2]  # the first evaluation after half an epoch
+    (again,) = studies.run(tmp_path / "small.toml", tmp_path / "out", until=0.5, resume=True, **options)
+    assert again.result.history.round.tolist() == [0, 2]
+    assert "0 cases are finished, 1 stopped early, 7 not run" in studies.report(tmp_path / "out")
+    (whole,) = studies.run(tmp_path / "small.toml", tmp_path / "out", resume=True, **options)
+    (found,) = (o.result for o in before if o.case.labels == whole.case.labels)
+    np.testing.assert_array_equal(whole.result.history.loss, found.history.loss)
+    assert not list((tmp_path / "out").rglob("checkpoint"))
+
+
+def test_results_of_other_data_are_refused(done, tmp_path, monkeypatch):
+    folder, _ = done
+    other = datasets.synthetic(num_train=300, seed=1)
+    monkeypatch.setitem(names.BUILDERS, "data", {"synthetic": lambda **_: other})
+    with pytest.raises(ValueError, match="results of another run: dataset_checksum was"):
+        studies.run(folder / "small.toml", folder / "out", resume=True, progress=False)
+    shutil.copytree(folder / "out" / "tuning", tmp_path / "out" / "tuning")  # nor are values tuned on other data
+    with pytest.raises(ValueError, match="results of another run: dataset_checksum was"):
+        studies.run(folder / "small.toml", tmp_path / "out", only=["ring", "dsgd", "none"], progress=False)
+
+
+def test_samples_of_examples_end_with_all_of_them(done, tmp_path):
+    _, before = done
+    given = tomllib.loads(TEXT.replace("rounds = 4", "eval_examples = 7, eval_nodes = 3, rounds = 4"))
+    (outcome,) = studies.run(studies.parse(given), tmp_path, only=["ring", "d2", "loss"], progress=False)
+    assert outcome.result.history.accuracy.shape == (2, 3, 3)
+    (folder,) = (tmp_path / "runs").iterdir()
+    final = files.read_arrays(folder / "final.npz")
+    (whole,) = (o.result for o in before if o.case.labels == outcome.case.labels)
+    np.testing.assert_array_equal(final["accuracy"], whole.history.accuracy[:, -1])
+    np.testing.assert_allclose(final["nodes_right"].mean(axis=1) / 10, final["accuracy"].mean(axis=1), rtol=1e-6)
+    assert f"| ring | d2 |  | {100 * final['accuracy'].mean():.1f} ±" in studies.report(tmp_path)
+
+
+def test_parts_of_topologies_are_built():
+    given = tomllib.loads(TEXT)
+    by_messages = {"use": "decentralised_greedy_swap", "clique_size": 5, "rounds": 3}
+    whole = {"use": "d_cliques", "cliques": by_messages}
+    less = {"use": "remove_intra_clique_edges", "per_clique": 1, "topology": whole}
+    given["topologies"] = {"whole": whole, "less": less}
+    study = studies.parse(given)
+    cases = {case.labels["topologies"]: case for case in study.cases()}
+    built = {label: Builder(study).arguments(case, [0], {"rate": 0.1}) for label, case in cases.items()}
+    graphs = {label: arguments["topology"][0] for label, arguments in built.items()}
+    p = built["whole"]["dataset"][0].label_distribution
+    ids = cliques.decentralised_greedy_swap(p, 5, rounds=3, seed=0)
+    np.testing.assert_array_equal(graphs["whole"].clique_ids, ids)
+    assert len(graphs["whole"].edges) - len(graphs["less"].edges) == 2
+    given["topologies"]["less"] = less | {"topology": {"use": "d_clique"}}
+    with pytest.raises(ValueError, match=r"topologies.less.topology.use='d_clique' is unknown"):
+        studies.parse(given)
+
+
 def test_results_load_as_one_table(done):
     folder, outcomes = done
     frame = studies.load(folder / "out")
@@ -157,6 +232,23 @@ def test_the_report_has_a_table_and_a_figure_of_every_condition(done, capsys):
     assert len(list((folder / "out").glob("accuracy-*.png"))) == 2
 
 
+def test_the_page_of_a_comparison_is_made_from_results(done, tmp_path):
+    folder, outcomes = done
+    script = pathlib.Path(__file__).parent.parent / "docs" / "comparison.py"
+    runpy.run_path(str(script))["main"](folder / "out", tmp_path, folder / "out")
+    assert {path.name for path in tmp_path.glob("*.png")} == {"accuracy.png", "faults.png", "epochs.png", "costs.png"}
+    rows = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
+    finished = [outcome for outcome in outcomes if outcome.result is not None]
+    assert len(rows) == len(finished)
+    for row, outcome in zip(rows, finished, strict=True):
+        assert row["topologies"] == outcome.case.labels["topologies"]
+        assert float(row["accuracy"]) == pytest.approx(outcome.result.history.accuracy[:, -1].mean(), rel=1e-4)
+    tables = (tmp_path / "tables.md").read_text()
+    assert "| topology | dsgd | d2 |" in tables
+    assert "never" in tables
+    assert "### 10 nodes" in tables
+
+
 def test_sweeps_are_kept_whole(tmp_path):
     given = tomllib.loads(TEXT.replace('tune = "rate"', 'sweep = "rate"'))
     options = {"only": ["ring", "dsgd", "none"], "progress": False}
@@ -171,7 +263,7 @@ def test_the_command_line_runs_lists_and_refuses(tmp_path, capsys):
     (tmp_path / "small.toml").write_text(TEXT)
     arguments = [str(tmp_path / "small.toml"), "--out", str(tmp_path / "out"), "--only", "moving", "d2"]
     assert main(["run", *arguments]) == 0
-    assert "0 cases are finished, 2 are not possible" in capsys.readouterr().out
+    assert "0 cases were run, 2 are not possible" in capsys.readouterr().out
     assert main(["run", *arguments]) == 2
     assert "--resume" in capsys.readouterr().err
     assert main(["run", *arguments[:-2], "nowhere"]) == 2
@@ -191,6 +283,11 @@ def test_the_command_line_runs_lists_and_refuses(tmp_path, capsys):
         ('use = "one_peer_exponential"', 'use = "one_pear"', "topologies.moving.use='one_pear' is unknown: choose one"),
         ("[topologies.ring]", "[topologies.ring]\ndegree = 3", "topologies.ring.degree=3 is not an argument of ring"),
         ("[partitions.shards]", "[partitions.dirichlet]", "partitions.dirichlet has no alpha"),
+        (
+            "[topologies.ring]",
+            "[topologies.d_cliques]\ncliques = {clique_size = 10}",
+            "topologies.d_cliques.cliques.use='cliques' is unknown: choose one of greedy_swap",
+        ),
         ("[partitions.shards]", "[partitions]\nshards = 3", "partitions.shards=3 must be a table"),
         (
             '"sgd", learning_rate = 0.1',

@@ -30,6 +30,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--resume", action="store_true", help="continue in a folder that holds results")
     command.add_argument("--only", nargs="+", default=[], metavar="LABEL", help="restrict the study to these labels")
     command.add_argument("--epochs", type=int, metavar="N", help="train for N epochs instead, to try a long study")
+    command.add_argument(
+        "--until", type=float, metavar="EPOCH", help="stop at the first evaluation after this epoch; --resume continues"
+    )
     command.set_defaults(command=_run)
     command = commands.add_parser("report", help="write a report of a folder of results")
     command.add_argument("out", metavar="DIR")
@@ -45,9 +48,9 @@ def _run(requested: argparse.Namespace) -> None:
         lengths = {name: value for name, value in study.simulate.items() if name != "rounds"}
         study = study._replace(simulate=lengths | {"epochs": requested.epochs})
     out = requested.out or study.title.lower().replace(" ", "-")
-    outcomes = studies.run(study, out, resume=requested.resume, only=requested.only)
+    outcomes = studies.run(study, out, resume=requested.resume, only=requested.only, until=requested.until)
     refused = [outcome for outcome in outcomes if outcome.refused is not None]
-    print(f"{len(outcomes) - len(refused)} cases are finished, {len(refused)} are not possible; written to {out}")
+    print(f"{len(outcomes) - len(refused)} cases were run, {len(refused)} are not possible; written to {out}")
     for outcome in refused:
         print(f"  {outcome.case.name()}: {outcome.refused}")
 

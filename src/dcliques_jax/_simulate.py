@@ -176,6 +176,17 @@ def prepare(
     return make_setup(**locals()).simulation()
 
 
+def refusal(topology: Any, dataset: Any, **arguments: Any) -> str | None:
+    """Returns why `prepare` refuses these arguments, or None if it does not. Nothing is compiled."""
+    given = inspect.signature(prepare).bind(topology, dataset, **arguments)
+    given.apply_defaults()
+    try:
+        make_setup(**given.arguments)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def _by_turns(
     setup: Setup, schedule: Schedule, callbacks: loop.Callbacks, checkpoints: Checkpoints
 ) -> list[loop.Outcome]:

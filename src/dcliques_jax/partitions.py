@@ -18,6 +18,7 @@ from dcliques_jax.datasets import Dataset
 
 __all__ = [
     "PartitionedDataset",
+    "balanced_iid",
     "by_group",
     "dirichlet",
     "feature_shift",
@@ -63,6 +64,26 @@ def iid(dataset: Dataset, num_nodes: int, *, seed: int = 0) -> PartitionedDatase
     num_train = len(checked(dataset).train_labels)
     num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train, "one example per node")
     return from_indices(dataset, np.array_split(_random.generator(seed).permutation(num_train), num_nodes))
+
+
+def balanced_iid(dataset: Dataset, num_nodes: int, *, seed: int = 0) -> PartitionedDataset:
+    """Deals equally many examples of every class out at random: the IID data of the paper's appendix C.
+
+    The examples are those that `one_class` uses with one node per class.
+
+    Args:
+      dataset: the data set.
+      num_nodes: number of nodes.
+      seed: seed of the choice of examples and of the shuffle.
+
+    >>> from dcliques_jax import datasets
+    >>> data = balanced_iid(datasets.synthetic(num_train=1000), 20)
+    >>> sorted(set(data.label_counts.sum(axis=0).tolist()))
+    [100]
+    """
+    balanced = one_class(dataset, with_classes(dataset).num_classes, seed=seed).indices.ravel()
+    num_nodes = _checks.integer("num_nodes", num_nodes, 1, len(balanced), "one example per node")
+    return from_indices(dataset, np.array_split(_random.generator(seed).permutation(balanced), num_nodes))
 
 
 def shards(

@@ -28,7 +28,20 @@ from dcliques_jax._studies import file, names, runner, tables
 from dcliques_jax._studies.file import Case, Study
 from dcliques_jax._studies.runner import Outcome
 
-__all__ = ["SECTIONS", "Case", "Outcome", "Study", "load", "names_of", "parse", "read", "report", "run", "shipped"]
+__all__ = [
+    "SECTIONS",
+    "Case",
+    "Outcome",
+    "Study",
+    "load",
+    "names_of",
+    "parse",
+    "read",
+    "read_results",
+    "report",
+    "run",
+    "shipped",
+]
 
 parse = file.parse
 SECTIONS = tuple(names.BUILDERS)
@@ -65,23 +78,30 @@ def run(
     *,
     resume: bool = False,
     only: Iterable[str] = (),
+    until: float | None = None,
     progress: bool = True,
 ) -> list[Outcome]:
     """Runs the cases of a study that are not finished, and returns their outcomes.
 
     Each case is kept in a folder of its own, so that nothing finished is run again, and an interrupted case resumes
     from its checkpoint with the same bits. A case that an algorithm does not allow is kept as such, with the reason.
+    A run that is evaluated on some nodes or examples is evaluated on all of them at its end (`final.npz`).
 
     Args:
       study: a study, its file, or the name of a shipped one.
       out: folder of the results.
       resume: whether to continue in a folder that holds results.
       only: labels to restrict the study to, such as `["ring", "dsgd"]`.
+      until: every run stops at its first evaluation after this epoch. A later call with `resume` continues.
       progress: whether to show the whole study with the time left, in terminals.
     """
-    return runner.run(
-        study if isinstance(study, Study) else read(study), out, resume=resume, only=only, progress=progress
-    )
+    checked = study if isinstance(study, Study) else read(study)
+    return runner.run(checked, out, resume=resume, only=only, until=until, progress=progress)
+
+
+def read_results(out: str | os.PathLike[str]) -> Study:
+    """Returns the study whose results a folder holds."""
+    return runner.read_study(pathlib.Path(out))
 
 
 def load(out: str | os.PathLike[str]) -> Any:

@@ -134,9 +134,10 @@ def run(
         def of_run(carry: Carry, network: Network, data: Data) -> Any:
             losses = jnp.zeros((most_rounds, len(data.nodes)))
             counts = (losses.astype(jnp.int32),) * num_counts
-            one_round = _one_round(program, network, data, examples, start)
+            one_round = _one_round(program, network, data, examples, start, runs)
             return jax.lax.fori_loop(0, num_rounds, one_round, (carry, (losses, *counts)))
 
+        runs = len(carry.round)
         return over_runs(of_run)(carry, network, data)
 
     start = carry.round[0]  # shared by all runs, so that `vmap` keeps the condition on it
@@ -156,7 +157,7 @@ def run(
     return carry, replicated(measured, mesh)
 
 
-def _one_round(program: Program, network: Network, data: Data, examples: Examples, start: jax.Array) -> Any:
+def _one_round(program: Program, network: Network, data: Data, examples: Examples, start: jax.Array, runs: int) -> Any:
     """Returns one round of one run, as the body of a loop over the rounds after `start`."""
 
     def loss(params: Params, state: Any, inputs: jax.Array, labels: jax.Array, taken: jax.Array, keys: Any) -> Any:
@@ -185,10 +186,10 @@ def _one_round(program: Program, network: Network, data: Data, examples: Example
             number,
             jax.random.fold_in(jax.random.fold_in(key, _STEPS), number),
             data.nodes,
-            lambda params: over_nodes(loss_and_gradient)(params, carry.model, *batch, keys)[1],
+            lambda params: over_nodes(loss_and_gradient, runs)(params, carry.model, *batch, keys)[1],
         )
         keys = {name: round._replace(key=jax.random.fold_in(round.key, _DRAWS[name])).node_keys() for name in draws}
-        (loss, model), gradients = over_nodes(loss_and_gradient)(carry.params, carry.model, *batch, keys)
+        (loss, model), gradients = over_nodes(loss_and_gradient, runs)(carry.params, carry.model, *batch, keys)
         taken = outages.take(program.faults, carry.faults, network, round, key)
         stepped = step(carry.params, gradients, carry.algorithm, taken.network, round)
         model = mixing.mix(taken.network.gossip, model) if program.gossip_state else model

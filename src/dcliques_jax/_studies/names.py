@@ -11,6 +11,7 @@ from flax import linen as nn
 from dcliques_jax import (
     algorithms,
     augmentations,
+    cliques,
     compressors,
     datasets,
     faults,
@@ -24,7 +25,8 @@ from dcliques_jax.metrics import per_class_accuracy
 _OPTIMIZERS = ("adabelief", "adagrad", "adam", "adamw", "lamb", "lion", "rmsprop", "sgd", "yogi")
 # Builders that take arrays or objects, which a file cannot hold.
 _FOR_PYTHON = {"by_group", "from_arrays", "from_edges", "from_indices", "from_matrices", "from_networkx"}
-_FOR_PYTHON |= {"feature_shift", "make_topology", "remove_intra_clique_edges", "sequence"}
+_FOR_PYTHON |= {"feature_shift", "make_topology", "sequence"}
+_CLIQUES = (cliques.greedy_swap, cliques.ideal_cliques, cliques.decentralised_greedy_swap)
 
 Builders = Mapping[str, Callable[..., Any]]
 
@@ -50,27 +52,31 @@ BUILDERS: dict[str, Builders] = {
         "crop_and_flip": augmentations.crop_and_flip,
         "random_erasing": augmentations.random_erasing,
     },
+    "cliques": {each.__name__: each for each in _CLIQUES},
     "metrics": {"per_class_accuracy": per_class_accuracy},
 }
 """The names that a study may use, by section of the file."""
 
-# Arguments that are built themselves, from a table with `use`.
-_PARTS = {
-    "algorithm": "algorithms",
-    "compressor": "compressors",
-    "learning_rate": "schedules",
-    "optimizer": "optimizers",
+# Arguments that are built themselves, from a table with `use`: their section, and what is passed to their builders.
+_PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "algorithm": ("algorithms", ()),
+    "cliques": ("cliques", ("label_distribution",)),
+    "compressor": ("compressors", ()),
+    "learning_rate": ("schedules", ("rounds_per_epoch", "epochs")),
+    "optimizer": ("optimizers", ()),
+    "topology": ("topologies", ("num_nodes", "label_distribution")),
 }
-_LENGTHS = ("rounds_per_epoch", "epochs")  # are passed to schedules
 
 
 def is_schedule(name: str, value: Any) -> bool:
-    """Whether an argument is a schedule: a learning rate may also be a number or come from a grid."""
-    return name == "learning_rate" and isinstance(value, Mapping) and "use" in value
+    """Whether an argument is a learning rate that is a schedule."""
+    return name == "learning_rate" and _is_part(name, value)
 
 
 def _is_part(name: str, value: Any) -> bool:
-    return name in _PARTS and (name != "learning_rate" or is_schedule(name, value))
+    if name == "learning_rate":  # may also be a number, or come from a grid
+        return isinstance(value, Mapping) and "use" in value
+    return name in _PARTS and (name != "cliques" or isinstance(value, Mapping))  # cliques may also be a list of ids
 
 
 def check(section: str, table: Any, where: str, given: tuple[str, ...] = ()) -> None:
@@ -95,7 +101,8 @@ def check(section: str, table: Any, where: str, given: tuple[str, ...] = ()) -> 
                 f"{where}.{name}={value!r} is not an argument of {use}, which takes {', '.join(parameters)}"
             )
         if _is_part(name, value):
-            check(_PARTS[name], value, f"{where}.{name}", _LENGTHS if name == "learning_rate" else ())
+            part, passed = _PARTS[name]
+            check(part, value, f"{where}.{name}", passed)
     needed = [
         name for name, each in parameters.items() if each.default is each.empty and each.kind < each.VAR_POSITIONAL
     ]
@@ -116,5 +123,5 @@ def build(section: str, label: str, table: Mapping[str, Any], **given: Any) -> A
     arguments = {name: value for name, value in given.items() if name in parameters}
     for name, value in table.items():
         if name != "use":
-            arguments[name] = build(_PARTS[name], "", value, **given) if _is_part(name, value) else value
+            arguments[name] = build(_PARTS[name][0], "", value, **given) if _is_part(name, value) else value
     return builder(**arguments)

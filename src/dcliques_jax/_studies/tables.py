@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dcliques_jax import clocks
-from dcliques_jax._studies import runner
+from dcliques_jax._studies import kept, runner
 from dcliques_jax._studies.runner import Outcome
 from dcliques_jax.results import MEASURED, Result
 
@@ -21,7 +21,7 @@ def load(folder: pathlib.Path) -> Any:
     outcomes = [outcome for outcome in runner.kept_outcomes(folder) if outcome.result is not None]
     frames = [_frame(outcome) for outcome in outcomes]
     if not frames:
-        raise ValueError(f"{folder} has no finished run yet")
+        raise ValueError(f"{folder} has no run yet")
     return pd.concat(frames, ignore_index=True)
 
 
@@ -62,19 +62,21 @@ def _columns(result: Result) -> dict[str, np.ndarray]:
 def write_report(folder: pathlib.Path) -> str:
     """Writes `report.md` and figures into the folder; returns the text."""
     study, outcomes = runner.read_study(folder), runner.kept_outcomes(folder)
-    finished = [outcome for outcome in outcomes if outcome.result is not None]
+    measured = [outcome for outcome in outcomes if outcome.result is not None]
+    stopped = sum(not kept.is_finished(outcome.result) for outcome in measured if outcome.result)
     refused = [outcome for outcome in outcomes if outcome.refused is not None]
-    missing = len(outcomes) - len(finished) - len(refused)
-    hours = sum(outcome.result.provenance["seconds"] for outcome in finished if outcome.result) / 3600
+    missing = len(outcomes) - len(measured) - len(refused)
+    hours = sum(outcome.result.provenance["seconds"] for outcome in measured if outcome.result) / 3600
     lines = [
         f"# {study.title}",
         "",
-        f"{len(finished)} cases are finished, in {hours:.1f} hours; {len(refused)} are impossible, {missing} not run.",
+        f"{len(measured) - stopped} cases are finished, {stopped} stopped early, {missing} not run, {len(refused)} "
+        f"impossible; {hours:.1f} hours in all.",
         "Accuracies are means over seeds after the last round, in percent: the mean over nodes, the lowest node, and",
         "the mean model. Messages, bytes and seconds are per node until the mean over nodes first reaches a target.",
     ]
     groups: dict[tuple[str, str], list[Outcome]] = {}
-    for outcome in finished:
+    for outcome in measured:
         labels = outcome.case.labels
         groups.setdefault((labels["partitions"], labels["faults"]), []).append(outcome)
     for number, ((partition, faults), group) in enumerate(groups.items()):
@@ -103,14 +105,20 @@ def _best(outcome: Outcome) -> tuple[str, Result]:
 
 
 def _last(outcome: Outcome) -> dict[str, Any]:
+    """Returns the accuracies at the end, on all nodes and test examples if they were used then."""
     told, result = _best(outcome)
-    accuracy = result.history.accuracy[..., -1, :]
+    history = result.history
+    of_nodes, mean_model = history.accuracy[..., -1, :], history.mean_model_accuracy[..., -1]
+    in_history = {"accuracy": of_nodes.mean(axis=-1), "accuracy_min": of_nodes.min(axis=-1)}
+    final = result.provenance.get("final") or in_history | {"mean_model_accuracy": mean_model}
+    accuracy = np.asarray(final["accuracy"])
     return {
         "values": told,
+        "stopped": None if kept.is_finished(result) else f"epoch {history.epoch[-1]:g}",
         "accuracy": float(accuracy.mean()),
-        "lowest": float(accuracy.min(axis=-1).mean()),
-        "mean model": float(result.history.mean_model_accuracy[..., -1].mean()),
-        "deviation": float(accuracy.mean(axis=-1).std(ddof=1)) if accuracy.shape[0] > 1 else float("nan"),
+        "lowest": float(np.mean(final["accuracy_min"])),
+        "mean model": float(np.mean(final["mean_model_accuracy"])),
+        "deviation": float(accuracy.std(ddof=1)) if len(accuracy) > 1 else float("nan"),
     }
 
 
@@ -121,7 +129,9 @@ def _table(outcomes: Sequence[Outcome], targets: Sequence[float]) -> list[str]:
     for outcome in outcomes:
         last, labels = _last(outcome), outcome.case.labels
         spread = "" if np.isnan(last["deviation"]) else f" ± {100 * last['deviation']:.1f}"
-        cells = [labels["topologies"], labels["algorithms"], last["values"], f"{100 * last['accuracy']:.1f}{spread}"]
+        stopped = "" if last["stopped"] is None else f" ({last['stopped']})"
+        reached = f"{100 * last['accuracy']:.1f}{spread}{stopped}"
+        cells = [labels["topologies"], labels["algorithms"], last["values"], reached]
         cells += [f"{100 * last[name]:.1f}" for name in ("lowest", "mean model")]
         for target in targets:
             cells += _until(_best(outcome)[1], target)

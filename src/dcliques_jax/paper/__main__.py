@@ -77,9 +77,10 @@ def _run(requested: argparse.Namespace) -> int:
 def _report(requested: argparse.Namespace) -> int:
     outcomes = report(requested.out)
     print("\n\n".join(map(str, outcomes)))
-    holds = [verdict.holds for outcome in outcomes for verdict in outcome.verdicts.values()]
-    print(f"\n{holds.count(True)} claims hold, {holds.count(False)} do not, {holds.count(None)} cannot be told yet")
-    return int(False in holds)
+    found = [verdict.words for outcome in outcomes for verdict in outcome.verdicts.values()]
+    hold, not_, open_, missing = (found.count(words) for words in ("holds", "DOES NOT HOLD", "open", "cannot be told"))
+    print(f"\n{hold} claims hold, {not_} do not, {open_} are open, {missing} cannot be told yet")
+    return int(not_ > 0)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,24 @@
-"""The claims of the paper as checks of measurements.
+"""The claims of the paper as checks of measurements, with error bars.
 
-A claim holds if its margin, averaged over seeds, is positive. A few quantities stand for the paper's words:
+A claim is a margin that should be positive. A few quantities stand for the paper's words:
 
 - how fast a curve converges: its mean accuracy over nodes, averaged over all evaluations after the start ("speed");
 - how much nodes differ: best minus worst accuracy, averaged over the later half of the evaluations ("band").
 
 Both are in points, percent of test accuracy. Thresholds were chosen before the experiments were run.
+
+The margin M is averaged over seeds s and test images i, and has the standard error
+
+    se^2 = Var_s(M_s) / seeds + Var_i(M_i) / images - Var_si(rest) / (seeds images),
+
+where M_s is the margin of a seed, M_i that of an image, averaged over seeds, and the rest is what neither explains.
+Curves are compared on the same images with the same seeds, so what is hard for both cancels. Seeds that are evaluated
+on samples of their own have Var_s(M_s) / seeds alone, which holds the error of images already. With one seed only the
+error of images is known, and how much another seed would change is not.
+
+A claim is open if M is within t se of 0, where t is the quantile of Student's distribution that chance exceeds in 5 of
+100 cases, 4.3 for three seeds (Welch and Satterthwaite combine the degrees of freedom); otherwise it holds if M > 0. A
+band is no mean over images: its error is that over seeds, and with one seed it is open.
 """
 
 import functools
@@ -13,13 +26,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.stats
+
+CHANCE = 0.05  # of a verdict if the true margin is 0
 
 
 class Curve(NamedTuple):
-    """Test accuracy over time."""
+    """Test accuracy over time, in percent."""
 
     epoch: np.ndarray  # [t]
-    accuracy: np.ndarray  # [seeds, t, nodes] in percent
+    accuracy: np.ndarray  # [seeds, t, nodes]
+    right: np.ndarray | None = None  # [seeds, t, images] nodes that are right on each image; None: not known
+    images: np.ndarray | None = None  # [seeds, images] which ones
+    mean_model: np.ndarray | None = None  # [seeds, t] accuracy of the mean of all models
 
     def speed(self) -> np.ndarray:
         """Mean accuracy over nodes and all evaluations after the start, `[seeds]`."""
@@ -29,19 +48,35 @@ class Curve(NamedTuple):
         """Best minus worst node, averaged over the later half of the evaluations after the start, `[seeds]`."""
         return np.ptp(self.accuracy, axis=2)[:, max(1, len(self.epoch) // 2) :].mean(axis=1)
 
-    def final(self) -> np.ndarray:
-        """Mean accuracy over nodes at the end, `[seeds]`."""
-        return self.accuracy[:, -1].mean(axis=1)
+    def mean(self) -> np.ndarray:
+        """Mean accuracy over nodes, `[seeds, t]`."""
+        return self.accuracy.mean(axis=2)
 
 
 class Verdict(NamedTuple):
     """Whether a claim holds, and the numbers behind it."""
 
-    holds: bool | None  # None: too little was run to tell
+    holds: bool | None  # None: open, or too little was run to tell
     numbers: str
+    margin: float | None = None  # None: too little was run, or the claim is not about a margin
+    error: float | None = None  # standard error of the margin; None: not known
+
+    @property
+    def words(self) -> str:
+        """The verdict in words."""
+        if self.holds is None:
+            return "cannot be told" if self.margin is None else "open"
+        return "holds" if self.holds else "DOES NOT HOLD"
+
+    @property
+    def told_margin(self) -> str:
+        """The margin and its standard error."""
+        if self.margin is None:
+            return ""
+        return f"{self.margin:.2f}" + ("" if self.error is None else f" ± {self.error:.2f}")
 
     def __str__(self) -> str:
-        return f"{ {True: 'holds', False: 'DOES NOT HOLD', None: 'cannot be told'}[self.holds] }: {self.numbers}"
+        return f"{self.words}: {self.numbers}" + (f"; margin {self.told_margin}" if self.told_margin else "")
 
 
 class _TooShortError(Exception):
@@ -58,20 +93,31 @@ class Claim(NamedTuple):
 def within(first: str, second: str, *, points: float, since: float) -> Claim:
     """Claims that the means of two curves differ by at most `points` at every evaluation from epoch `since` on.
 
+    The margin is that of the evaluation at which they differ most. Chance makes the largest of many differences larger,
+    so the claim is a strict one.
+
     >>> epoch = np.arange(3)
-    >>> fast, slow = (Curve(epoch, np.array(a)[None, :, None]) for a in ([10, 80, 90], [10, 60, 89.5]))
+    >>> fast, slow = (Curve(epoch, np.array([a, a])[:, :, None]) for a in ([10, 80, 90], [10, 60, 89.5]))
     >>> claim = within("D-Cliques", "ring", points=1, since=2)
     >>> print(claim.judge({"D-Cliques": fast, "ring": slow}))
-    holds: at most 0.50 points apart
+    holds: at most 0.50 points apart (2 of 2 seeds); margin 0.50 ± 0.00
     """
 
     def judge(curves: Mapping[str, Curve]) -> Verdict:
         a, b = _together(curves, first, second)
-        late = a.epoch >= since
-        if not late.any():
+        late = np.flatnonzero(a.epoch >= since)
+        if not len(late):
             return Verdict(None, f"run for {a.epoch[-1]:g} epochs only")
-        apart = np.abs(a.accuracy[:, late].mean(axis=2) - b.accuracy[:, late].mean(axis=2)).max(axis=1)
-        return _verdict(points - apart, f"at most {apart.max():.2f} points apart")
+        lead = a.mean() - b.mean()
+        seeds = np.arange(len(lead))
+        worst = late[np.abs(lead[:, late]).argmax(axis=1)]  # [seeds] the evaluation at which they differ most
+        sign = np.where(lead[seeds, worst] < 0, -1, 1)
+        margins = points - np.abs(lead[seeds, worst])
+        numbers = f"at most {np.abs(lead[seeds, worst]).max():.2f} points apart"
+        if a.mean_model is not None and b.mean_model is not None:
+            numbers += f", mean models {np.abs(a.mean_model - b.mean_model)[:, late].max():.2f}"
+        each = _of_images(lambda a, b: points - sign[:, None] * (a - b)[seeds, worst], a, b)
+        return _verdict(margins, numbers, each, a.images)
 
     return Claim(f'"{first}" is within {_points(points)} of "{second}" from epoch {since:g} on', judge)
 
@@ -82,8 +128,9 @@ def faster(first: str, second: str, *, by: float = 0.0) -> Claim:
     def judge(curves: Mapping[str, Curve]) -> Verdict:
         a, b = _together(curves, first, second)
         numbers = f"{a.speed().mean():.1f} against {b.speed().mean():.1f} on average, "
-        numbers += f"{a.final().mean():.1f} against {b.final().mean():.1f} at epoch {a.epoch[-1]:g}"
-        return _verdict(a.speed() - b.speed() - by, numbers)
+        numbers += f"{_last(a)} against {_last(b)} at epoch {a.epoch[-1]:g}"
+        each = _of_images(lambda a, b: (a - b)[:, 1:].mean(axis=1) - by, a, b)
+        return _verdict(a.speed() - b.speed() - by, numbers, each, a.images)
 
     return Claim(f'"{first}" converges faster than "{second}"' + (f", by {_points(by)}" if by else ""), judge)
 
@@ -113,8 +160,11 @@ def gains_more(gain: tuple[str, str], than: tuple[str, str]) -> Claim:
     """Claims that the lead in speed of one pair of curves exceeds that of another pair."""
 
     def judge(curves: Mapping[str, Curve]) -> Verdict:
-        a, b, c, d = (curve.speed() for curve in _together(curves, *gain, *than))
-        return _verdict((a - b) - (c - d), f"{(a - b).mean():.2f} against {(c - d).mean():.2f} points")
+        found = _together(curves, *gain, *than)
+        a, b, c, d = (curve.speed() for curve in found)
+        each = _of_images(lambda a, b, c, d: (a - b - c + d)[:, 1:].mean(axis=1), *found)
+        numbers = f"{(a - b).mean():.2f} against {(c - d).mean():.2f} points"
+        return _verdict((a - b) - (c - d), numbers, each, found[0].images)
 
     return Claim(f'"{gain[0]}" gains more on "{gain[1]}" than "{than[0]}" on "{than[1]}"', judge)
 
@@ -126,8 +176,11 @@ def reaches(label: str, percent: float, *, points: float, at: float) -> Claim:
         curve = curves[label]
         if curve.epoch[-1] < at:
             return Verdict(None, f"run for {curve.epoch[-1]:g} epochs only")
-        found = curve.accuracy[:, curve.epoch >= at][:, 0].mean(axis=1)
-        return _verdict(points - np.abs(found - percent), f"{found.mean():.2f} %")
+        then = int(np.flatnonzero(curve.epoch >= at)[0])
+        beyond = curve.mean()[:, then] - percent
+        sign = np.where(beyond < 0, -1, 1)
+        each = _of_images(lambda right: points - sign[:, None] * (right[:, then] - percent), curve)
+        return _verdict(points - np.abs(beyond), f"{beyond.mean() + percent:.2f} %", each, curve.images)
 
     return Claim(f'"{label}" is within {_points(points)} of {percent:g} % at epoch {at:g}', judge)
 
@@ -193,11 +246,55 @@ def _together(curves: Mapping[str, Curve], *labels: str) -> list[Curve]:
     common = functools.reduce(np.intersect1d, [curve.epoch for curve in found])
     if not (common > 0).any():
         raise _TooShortError
-    return [Curve(common, curve.accuracy[:, np.isin(curve.epoch, common)]) for curve in found]
+    return [_at(curve, common) for curve in found]
 
 
-def _verdict(margins: np.ndarray, numbers: str) -> Verdict:
-    """Makes the verdict from margins `[seeds]`."""
+def _at(curve: Curve, epochs: np.ndarray) -> Curve:
+    kept = np.isin(curve.epoch, epochs)
+    of_time = {name: getattr(curve, name) for name in ("accuracy", "right", "mean_model")}
+    return curve._replace(epoch=epochs, **{name: a[:, kept] for name, a in of_time.items() if a is not None})
+
+
+def _last(curve: Curve) -> str:
+    told = f"{curve.mean()[:, -1].mean():.1f}"
+    return told if curve.mean_model is None else f"{told} (mean model {curve.mean_model[:, -1].mean():.1f})"
+
+
+def _of_images(margin: Callable[..., np.ndarray], *curves: Curve) -> np.ndarray | None:
+    """Computes the margins of images `[seeds, images]`; None unless all curves were measured on the same ones."""
+    known = [(c.right, c.images) for c in curves if c.right is not None and c.images is not None]
+    if len(known) < len(curves) or not all(np.array_equal(images, known[0][1]) for _, images in known):
+        return None
+    return margin(*(right for right, _ in known))
+
+
+def _verdict(
+    margins: np.ndarray, numbers: str, of_images: np.ndarray | None = None, images: np.ndarray | None = None
+) -> Verdict:
+    """Makes the verdict from margins `[seeds]`, and those of images `[seeds, images]` if they are known."""
     if len(margins) > 1:
         numbers += f" ({np.count_nonzero(margins > 0)} of {len(margins)} seeds)"
-    return Verdict(bool(margins.mean() > 0), numbers)
+    margin, parts = float(margins.mean()), _squared_errors(margins, of_images, images)
+    square = sum(part for part, _ in parts)
+    if not parts:
+        return Verdict(None, numbers, margin)
+    freedom = square**2 / sum(part**2 / own for part, own in parts) if square > 0 else np.inf
+    needed = scipy.stats.t.ppf(1 - CHANCE / 2, freedom) * np.sqrt(square)
+    return Verdict(margin > 0 if abs(margin) >= needed else None, numbers, margin, float(np.sqrt(square)))
+
+
+def _squared_errors(
+    margins: np.ndarray, of_images: np.ndarray | None, images: np.ndarray | None
+) -> list[tuple[float, int]]:
+    """Returns the parts of the squared standard error of the mean margin, each with its degrees of freedom."""
+    seeds = len(margins)
+    parts = [(float(margins.var(ddof=1)) / seeds, seeds - 1)] if seeds > 1 else []
+    if of_images is None or images is None or not (images == images[0]).all():
+        return parts
+    mean = of_images.mean(axis=0)
+    of_image = (float(mean.var(ddof=1)) / len(mean), len(mean) - 1)
+    if seeds == 1:
+        return [of_image]
+    rest = of_images - mean - (margins - margins.mean())[:, None]
+    both = float(np.square(rest).sum()) / ((seeds - 1) * (len(mean) - 1) * of_images.size)
+    return [(max(0.0, parts[0][0] - both), seeds - 1), of_image]

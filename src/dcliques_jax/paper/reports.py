@@ -19,7 +19,8 @@ from dcliques_jax.paper.runs import SCALES, Runs, Scale
 from dcliques_jax.results import Result
 
 _CONFIG = "config.json"
-_MARKS = {True: "yes", False: "**no**", None: "?"}
+_MARKS = {"holds": "yes", "DOES NOT HOLD": "**no**", "open": "open", "cannot be told": "?"}
+_SO_FAR = _MARKS | {"holds": "so far", "DOES NOT HOLD": "**not so far**"}
 
 
 class Outcome(NamedTuple):
@@ -45,10 +46,13 @@ class Outcome(NamedTuple):
         lines = [f"## {self.name}", "", f"{experiment.title} ({experiment.figure}).", ""]
         if self.measured:
             lines += [f"![{experiment.title}]({self.name}/figure.png)", "", *self._extent(), ""]
-        lines += ["| claim | holds | measured |", "|---|---|---|"]
+        lines += ["| claim | holds | margin | measured |", "|---|---|---|---|"]
         short = any(result.history.epoch[-1] < result.provenance["epochs"] for result in self._results)
-        marks = {True: "so far", False: "**not so far**", None: "?"} if short else _MARKS
-        rows = [f"| {text} | {marks[found.holds]} | {found.numbers} |" for text, found in self.verdicts.items()]
+        marks = _SO_FAR if short else _MARKS
+        rows = [
+            f"| {text} | {marks[found.words]} | {found.told_margin} | {found.numbers} |"
+            for text, found in self.verdicts.items()
+        ]
         return "\n".join([*lines, *rows, ""])
 
     def _extent(self) -> list[str]:
@@ -169,7 +173,12 @@ def _outcome(name: str, runs: Runs) -> Outcome:
 
 
 def _curve(result: Result) -> Curve:
-    return Curve(result.history.epoch, 100 * result.history.accuracy.astype(np.float64))
+    history = result.history
+    accuracy, mean_model = (
+        100 * values.astype(np.float64) for values in (history.accuracy, history.mean_model_accuracy)
+    )
+    right = 100 * history.nodes_right / history.accuracy.shape[-1]
+    return Curve(history.epoch, accuracy, right, history.eval_examples, mean_model)
 
 
 def _write_summary(path: pathlib.Path, results: Mapping[str, Result]) -> None:

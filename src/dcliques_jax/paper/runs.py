@@ -1,5 +1,6 @@
 """Runs in a folder. Finished runs are reused, interrupted runs continue where they stopped."""
 
+import functools
 import json
 import pathlib
 from collections.abc import Mapping
@@ -7,14 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dcliques_jax import _arrays, _checks, cliques
-from dcliques_jax._simulate import prepare
+from dcliques_jax import _arrays, _checks, cliques, partitions
 from dcliques_jax._store import files
 from dcliques_jax._store.provenance import surroundings, versions
-from dcliques_jax._studies import kept
+from dcliques_jax._studies import kept, names
+from dcliques_jax._studies.file import Case, Study
+from dcliques_jax._studies.runner import Runner
 from dcliques_jax.datasets import Dataset
 from dcliques_jax.paper.settings import CLIQUE_SIZE, TASKS, Setting
-from dcliques_jax.results import Result
 
 
 class Scale(NamedTuple):
@@ -77,29 +78,23 @@ class Runs:
     def dataset(self, task: str) -> Dataset:
         """Loads the data set of a task, once."""
         if task not in self._datasets:
-            self._datasets[task] = TASKS[task].load()
+            self._datasets[task] = names.build("data", "", TASKS[task].data)
         return self._datasets[task]
 
     def folder(self, part: Setting | SkewStudy) -> pathlib.Path:
         """The folder of a part. Parts that differ in anything have different folders."""
-        wanted = self.wanted(part)
-        return self.out / "runs" / f"{part.name}-{_arrays.checksum(json.dumps(wanted, sort_keys=True).encode())[:8]}"
+        if isinstance(part, Setting):
+            runner, case = self._runner(part)
+            return runner.folder_of(case)
+        wanted = json.dumps(self.wanted(part), sort_keys=True)
+        return self.out / "runs" / f"{part.name}-{_arrays.checksum(wanted.encode())[:8]}"
 
     def wanted(self, part: Setting | SkewStudy) -> dict[str, Any]:
         """Everything that determines a part, as plain values."""
         if isinstance(part, SkewStudy):
             return {**part._asdict(), "experiments": self.scale.experiments}
-        length = {"epochs": self.scale.epochs[part.task], "eval_every": self._eval_every(part)}
-        examples = (self.scale.eval_examples or {}).get(part.task)
-        evaluated = {"eval_nodes": self._eval_nodes(part), "eval_examples": examples}
-        return {
-            **part._asdict(),
-            "batch_size": part.batch_size,
-            **length,
-            **evaluated,
-            "seeds": self.seeds,
-            "init": self.init,
-        }
+        study = self._study_of(part)
+        return {**study.common(), **study.axes}
 
     def found(self, part: Setting | SkewStudy) -> Any:
         """Loads what was measured: a `Result` of a setting, skews `[experiments, steps]` of a study, or None."""
@@ -115,80 +110,40 @@ class Runs:
 
     def measure(self, part: Setting | SkewStudy) -> Any:
         """Returns what was measured. Runs the part if that is not done."""
-        found = self.found(part)
         if isinstance(part, SkewStudy):
-            return self._study(part) if found is None else found
-        epochs = self.scale.epochs[part.task]
-        last = epochs if self.until is None else min(epochs, self.until)
-        folder = self.folder(part)
-        if found is not None:
-            self._check_origin(found, part, folder)
-            if found.history.epoch[-1] >= last:
-                return found
-        if kept.is_unfinished(folder) and not self.resume:
-            raise ValueError(f"{folder} holds an unfinished run: continue it with --resume, or choose another --out")
-        return self._train(part, last, 0.0 if found is None else found.provenance["seconds"])
+            found = self.found(part)
+            return self._skews(part) if found is None else found
+        runner, case = self._runner(part)
+        outcome = runner.outcome(case)
+        if outcome.refused is not None:
+            raise ValueError(f"{part.name}: {outcome.refused}")
+        return outcome.result
 
-    def _check_origin(self, found: Result, setting: Setting, folder: pathlib.Path) -> None:
-        """Raises a `ValueError` if results come from other data or another version."""
-        ours = {"dataset_checksum": self.dataset(setting.task).checksum, "version": versions()["dcliques_jax"]}
-        theirs = {**found.provenance, "version": found.provenance["versions"]["dcliques_jax"]}
-        for name, value in ours.items():
-            if theirs[name] != value:
-                raise ValueError(
-                    f"{folder} holds results of another run: {name} was {theirs[name]} and is {value}; choose another "
-                    "--out"
-                )
+    def _runner(self, setting: Setting) -> tuple[Runner, Case]:
+        study = self._study_of(setting)
+        how = {"until": self.until, "resume": self.resume, "progress": self.progress}
+        dataset = functools.partial(self.dataset, setting.task)
+        return Runner(study, self.out, dataset=dataset, keep_examples=True, **how), study.cases()[0]  # type: ignore[arg-type]
 
-    def _study(self, study: SkewStudy) -> np.ndarray:
-        nodes = Setting(study.task)
-        skews = [
-            cliques.skew_trajectory(
-                nodes.data(self.dataset(study.task), seed).label_distribution, CLIQUE_SIZE, seed=seed
-            )
-            for seed in range(self.scale.experiments)
-        ]
+    def _study_of(self, setting: Setting) -> Study:
+        every, nodes = self.scale.eval_every, self.scale.eval_nodes
+        evaluated = {
+            "eval_every": every if every is not None else 1 if setting.num_nodes <= 100 else 5,
+            "eval_nodes": None if nodes is None or nodes >= setting.num_nodes else nodes,
+            "eval_examples": (self.scale.eval_examples or {}).get(setting.task),
+        }
+        evaluated = {name: count for name, count in evaluated.items() if count is not None}
+        return setting.study(self.seeds, epochs=self.scale.epochs[setting.task], init=self.init, **evaluated)
+
+    def _skews(self, study: SkewStudy) -> np.ndarray:
+        dataset, size = self.dataset(study.task), CLIQUE_SIZE
+        seeds = range(self.scale.experiments)
+        shares = [partitions.shards(dataset, 100, seed=seed).label_distribution for seed in seeds]
+        skews = np.stack([cliques.skew_trajectory(p, size, seed=seed) for p, seed in zip(shares, seeds, strict=True)])
         folder = self.folder(study)
         folder.mkdir(parents=True, exist_ok=True)
-        files.write_arrays(folder / "measured.npz", {"skew": np.stack(skews)})
-        return np.stack(skews)
-
-    def _train(self, setting: Setting, last: int, seconds_before: float) -> Result:
-        """Trains up to an epoch. All seeds share one program."""
-        dataset, wanted, folder = self.dataset(setting.task), self.wanted(setting), self.folder(setting)
-        data = [setting.data(dataset, seed) for seed in self.seeds]
-        graphs = [setting.graph(d.label_distribution, seed) for d, seed in zip(data, self.seeds, strict=True)]
-        model = TASKS[setting.task].model(dataset.num_classes)
-        trained = {"model": model, "algorithm": setting.algorithm(), "batch_size": wanted["batch_size"]}
-        trained["on_nonfinite"] = "warn"  # divergence is a result, too
-        result, seconds = kept.trained(
-            folder,
-            graphs,
-            data,
-            **trained,
-            **{name: wanted[name] for name in ("epochs", "eval_every", "eval_nodes", "eval_examples")},
-            init=self.init,
-            seeds=self.seeds,
-            on_evaluation=lambda record: record.epoch >= last,
-            progress=self.progress,
-        )
-        finished = result.history.epoch[-1] >= wanted["epochs"]
-        if finished:
-            # Evaluate the last models on all test examples. Seeds are the first axis.
-            final = prepare(graphs, data, **trained, init=result.state, seeds=self.seeds).evaluate()
-            measured = {name: getattr(final, name) for name in ("accuracy", "mean_model_accuracy", "nodes_right")}
-            files.write_arrays(folder / "final.npz", measured)
-        about = {"setting": setting.name, "seconds": round(seconds_before + seconds, 1)}
-        return kept.keep(folder, result, finished=finished, **about)
-
-    def _eval_every(self, setting: Setting) -> int:
-        if self.scale.eval_every is not None:
-            return self.scale.eval_every
-        return 1 if setting.num_nodes <= 100 else 5
-
-    def _eval_nodes(self, setting: Setting) -> int | None:
-        most = self.scale.eval_nodes
-        return None if most is None or most >= setting.num_nodes else most
+        files.write_arrays(folder / "measured.npz", {"skew": skews})
+        return skews
 
     def described(self) -> dict[str, Any]:
         """The arguments, as plain values."""

@@ -1,16 +1,9 @@
-"""The setting of one curve of a figure: a data set, its partition, a topology and an algorithm."""
+"""The setting of one curve of a figure, as a study of one case."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-import optax
-
-from dcliques_jax import _random, algorithms, cliques, datasets, models, partitions, topologies
-from dcliques_jax.algorithms import Algorithm
-from dcliques_jax.datasets import Dataset
-from dcliques_jax.partitions import PartitionedDataset
-from dcliques_jax.topologies import Topology
+from dcliques_jax._studies import file
+from dcliques_jax._studies.file import Study
 
 CLIQUE_SIZE = 10
 
@@ -19,20 +12,24 @@ class Task(NamedTuple):
     """A data set and the training settings of the paper."""
 
     title: str
-    load: Callable[[], Dataset]
-    model: Callable[[int], Any]  # from the number of classes
+    data: dict[str, Any]  # tables of a study
+    model: dict[str, Any]
     learning_rate: float
     batch_size: int  # per node, for 100 nodes
 
 
 TASKS = {
-    "mnist": Task("MNIST", datasets.mnist, models.logistic_regression, 0.1, 128),
-    "cifar10": Task("CIFAR-10", datasets.cifar10, models.gn_lenet, 0.002, 20),
+    "mnist": Task("MNIST", {"use": "mnist"}, {"use": "logistic_regression"}, 0.1, 128),
+    "cifar10": Task("CIFAR-10", {"use": "cifar10"}, {"use": "gn_lenet"}, 0.002, 20),
 }
 
 
 class Setting(NamedTuple):
-    """One curve. The defaults are those of most of the paper: D-Cliques of 100 nodes with two shards each."""
+    """One curve. The defaults are those of most of the paper: D-Cliques of 100 nodes with two shards each.
+
+    >>> Setting("mnist", momentum=0.9).name
+    'mnist-shards-100-d-cliques-fully-connected-dsgd-momentum-0.9'
+    """
 
     task: str  # "mnist" or "cifar10"
     topology: str = "d_cliques"  # or "ring", "grid", "fully_connected", "random_regular", "diverse_random"
@@ -47,78 +44,64 @@ class Setting(NamedTuple):
     @property
     def name(self) -> str:
         """A unique name that is fit for a file."""
-        graph = [self.topology]
-        if self.topology == "d_cliques":
-            graph += [self.inter, *(["random-cliques"] * (not self.greedy_swap))]
-        if self.removed_edges:
-            graph.append(f"less-{self.removed_edges}-edges")
-        method = ["averaging"] * self.averaging + [f"momentum-{self.momentum:g}"] * (self.momentum > 0)
-        return "-".join([self.task, self.partition, str(self.num_nodes), *graph, *method]).replace("_", "-")
+        return "-".join(self._labels())
 
     @property
     def batch_size(self) -> int:
         """Batch size per node. It shrinks with the number of nodes, so that epochs have the same number of rounds."""
         return max(1, round(TASKS[self.task].batch_size * 100 / self.num_nodes))
 
-    def algorithm(self) -> Algorithm:
-        """Builds D-SGD for this setting."""
-        optimizer = optax.sgd(TASKS[self.task].learning_rate, momentum=self.momentum or None)
-        return algorithms.dsgd(optimizer, clique_averaging=self.averaging)
+    def study(self, seeds: list[int], **simulate: Any) -> Study:
+        """Returns a study of this setting alone. The other arguments are some of those of `simulate`."""
+        task = TASKS[self.task]
+        nodes, graph, method = self._labels()
+        return file.parse(
+            {
+                "title": self.name,
+                "num_nodes": self.num_nodes,
+                "seeds": seeds,
+                "data": task.data,
+                "model": task.model,
+                "simulate": {"batch_size": self.batch_size, **simulate},
+                "partitions": {nodes: {"use": self.partition}},
+                "topologies": {graph: self._topology()},
+                "algorithms": {method: self._algorithm()},
+            }
+        )
 
-    def data(self, dataset: Dataset, seed: int) -> PartitionedDataset:
-        """Partitions a data set.
-
-        >>> Setting("mnist", partition="one_class", num_nodes=20).data(datasets.synthetic(), 0)
-        PartitionedDataset('synthetic', num_nodes=20, 50 examples per node)
-        """
-        return PARTITIONS[self.partition](dataset, self.num_nodes, seed)
-
-    def graph(self, label_distribution: np.ndarray, seed: int) -> Topology:
-        """Builds the topology for a label distribution `[nodes, classes]`.
-
-        >>> p = np.full((100, 10), 0.1)
-        >>> Setting("mnist", inter="ring", removed_edges=5).graph(p, seed=0)
-        Topology('D-Cliques (ring), edges removed per clique: 5', num_nodes=100, edges=410, cliques=10)
-        """
-        graph = TOPOLOGIES[self.topology](self, label_distribution, seed)
+    def _labels(self) -> tuple[str, str, str]:
+        """Names the nodes with their data, the topology and the algorithm."""
+        graph = [self.topology]
+        if self.topology == "d_cliques":
+            graph += [self.inter, *(["random-cliques"] * (not self.greedy_swap))]
         if self.removed_edges:
-            return topologies.remove_intra_clique_edges(graph, self.removed_edges, seed=seed)
-        return graph
+            graph.append(f"less-{self.removed_edges}-edges")
+        method = ["dsgd"] + ["averaging"] * self.averaging + [f"momentum-{self.momentum:g}"] * (self.momentum > 0)
+        nodes = [self.task, self.partition, str(self.num_nodes)]
+        first, second, third = ("-".join(words).replace("_", "-") for words in (nodes, graph, method))
+        return first, second, third
 
+    def _algorithm(self) -> dict[str, Any]:
+        optimizer: dict[str, Any] = {"use": "sgd", "learning_rate": TASKS[self.task].learning_rate}
+        optimizer |= {"momentum": self.momentum} if self.momentum else {}
+        return {"use": "dsgd", "optimizer": optimizer, "clique_averaging": self.averaging}
 
-def _balanced_iid(dataset: Dataset, num_nodes: int, seed: int) -> PartitionedDataset:
-    """Deals the examples of `one_class` out at random."""
-    balanced = partitions.one_class(dataset, dataset.num_classes, seed=seed).indices.ravel()
-    return partitions.from_indices(dataset, np.array_split(_random.generator(seed).permutation(balanced), num_nodes))
+    def _topology(self) -> dict[str, Any]:
+        table: dict[str, Any] = {"use": self.topology}
+        if self.topology == "d_cliques":
+            table |= self._cliques()
+        elif self.topology == "grid":  # as square as the number of nodes allows
+            rows = max(rows for rows in range(1, int(self.num_nodes**0.5) + 1) if self.num_nodes % rows == 0)
+            table |= {"rows": rows, "columns": self.num_nodes // rows}
+        elif self.topology in ("random_regular", "diverse_random"):
+            table["degree"] = 10
+        if self.removed_edges:
+            return {"use": "remove_intra_clique_edges", "per_clique": self.removed_edges, "topology": table}
+        return table
 
-
-def _grid(num_nodes: int, seed: int) -> Topology:
-    """Makes a grid that is as square as the number of nodes allows."""
-    rows = max(rows for rows in range(1, int(num_nodes**0.5) + 1) if num_nodes % rows == 0)
-    return topologies.grid(rows, num_nodes // rows, seed=seed)
-
-
-def _d_cliques(setting: Setting, label_distribution: np.ndarray, seed: int) -> Topology:
-    """Uses Greedy Swap or random cliques. For nodes of one class, uses ideal cliques as in appendix C."""
-    if setting.partition == "one_class" and setting.greedy_swap:
-        ids = cliques.ideal_cliques(label_distribution, seed=seed)
-        return topologies.d_cliques(label_distribution, inter=setting.inter, cliques=ids, seed=seed)
-    steps = {} if setting.greedy_swap else {"max_steps": 0}
-    size = min(CLIQUE_SIZE, setting.num_nodes)
-    return topologies.d_cliques(label_distribution, clique_size=size, inter=setting.inter, seed=seed, **steps)
-
-
-PARTITIONS: dict[str, Callable[[Dataset, int, int], PartitionedDataset]] = {
-    "iid": lambda dataset, nodes, seed: partitions.iid(dataset, nodes, seed=seed),
-    "balanced_iid": _balanced_iid,
-    "shards": lambda dataset, nodes, seed: partitions.shards(dataset, nodes, seed=seed),
-    "one_class": lambda dataset, nodes, seed: partitions.one_class(dataset, nodes, seed=seed),
-}
-TOPOLOGIES: dict[str, Callable[[Setting, np.ndarray, int], Topology]] = {
-    "ring": lambda setting, p, seed: topologies.ring(setting.num_nodes, seed=seed),
-    "grid": lambda setting, p, seed: _grid(setting.num_nodes, seed),
-    "fully_connected": lambda setting, p, seed: topologies.fully_connected(setting.num_nodes),
-    "random_regular": lambda setting, p, seed: topologies.random_regular(setting.num_nodes, 10, seed=seed),
-    "diverse_random": lambda setting, p, seed: topologies.diverse_random(p, 10, seed=seed),
-    "d_cliques": _d_cliques,
-}
+    def _cliques(self) -> dict[str, Any]:
+        """Uses Greedy Swap or random cliques. For nodes of one class, uses ideal cliques as in appendix C."""
+        if self.partition == "one_class" and self.greedy_swap:
+            return {"inter": self.inter, "cliques": {"use": "ideal_cliques"}}
+        steps = {} if self.greedy_swap else {"max_steps": 0}
+        return {"inter": self.inter, "clique_size": min(CLIQUE_SIZE, self.num_nodes), **steps}

@@ -1,0 +1,196 @@
+"""Puts the results of a study into the documentation: python docs/comparison.py FOLDER [FOLDER].
+
+Writes the tables and figures that `docs/comparison.md` shows, and one line per case into `results.csv`. The second
+folder, if any, holds the study of more nodes.
+"""
+
+import pathlib
+import sys
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+import dcliques_jax as dc
+from dcliques_jax import plotting
+
+LABELS = ["partitions", "topologies", "algorithms", "faults"]
+TARGETS = (0.88, 0.90)
+COSTS = {"messages": "messages", "bytes": "MB", "seconds_lan": "s (LAN)", "seconds_wan": "s (WAN)"}
+
+
+def summary(frame):
+    """One row per case: accuracies after the last round, and costs until the mean over nodes reaches a target."""
+    rows = []
+    ends = frame.groupby(LABELS)["epoch"].transform("max")
+    for labels, case in frame[ends == ends.max()].groupby(LABELS, sort=False):  # without runs that were stopped
+        last = case[case["epoch"] == case["epoch"].max()]
+        row = dict(zip(LABELS, labels, strict=True))
+        row |= {name: last[name].iloc[0] for name in ("learning_rate", "step_size") if name in last}
+        for name in ("accuracy", "accuracy_min", "mean_model_accuracy"):
+            row[name] = last[name].mean()
+        row["deviation"] = last["accuracy"].std(ddof=1)
+        mean = case.groupby("epoch")[["accuracy", *COSTS]].mean()
+        for target in TARGETS:
+            reached = mean[mean["accuracy"] >= target]
+            row |= {f"{cost} to {target:.0%}": reached[cost].iloc[0] if len(reached) else np.nan for cost in COSTS}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def matrix(cases, study, value="accuracy"):
+    """Values by topology and algorithm; NaN where a case is impossible or was not run."""
+    found = cases.pivot(index="topologies", columns="algorithms", values=value)
+    return found.reindex(index=list(study.axes["topologies"]), columns=list(study.axes["algorithms"]))
+
+
+def of(cases, partition, faults="none"):
+    return cases[(cases["partitions"] == partition) & (cases["faults"] == faults)]
+
+
+def shown(cases, study):
+    """Partitions of which every topology was run."""
+    topologies = set(study.axes["topologies"])
+    return [name for name in study.axes["partitions"] if set(of(cases, name)["topologies"]) == topologies]
+
+
+def table_of(found):
+    """Accuracies in percent as Markdown, the best of each topology bold."""
+    lines = ["| topology | " + " | ".join(found.columns) + " |", "|---|" + "---|" * len(found.columns)]
+    for topology, row in found.iterrows():
+        told = ["-" if np.isnan(value) else f"{100 * value:.1f}" for value in row]
+        if row.notna().any():
+            best = int(np.nanargmax(row))
+            told[best] = f"**{told[best]}**"
+        lines.append(f"| {topology} | " + " | ".join(told) + " |")
+    return lines
+
+
+def best_of_each_topology(cases, partition):
+    """The algorithm with the highest accuracy without faults on every topology, best topology first."""
+    alone = of(cases, partition)
+    best = alone.loc[alone.groupby("topologies")["accuracy"].idxmax()]
+    return best.sort_values("accuracy", ascending=False)
+
+
+def table_of_costs(cases, partition, faults):
+    """What the best algorithm of every topology reaches, what it costs, and what faults leave of it."""
+    heads = [
+        "topology",
+        "algorithm",
+        "accuracy",
+        "lowest node",
+        "mean model",
+        *(name for name in faults if name != "none"),
+    ]
+    heads += [f"{unit} to {target:.0%}" for target in TARGETS for unit in COSTS.values()]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for _, case in best_of_each_topology(cases, partition).iterrows():
+        same = cases[(cases[LABELS[:3]] == case[LABELS[:3]]).all(axis=1)].set_index("faults")["accuracy"]
+        cells = [
+            case["topologies"],
+            case["algorithms"],
+            f"{100 * case['accuracy']:.1f} ± {100 * case['deviation']:.1f}",
+        ]
+        cells += [f"{100 * case[name]:.1f}" for name in ("accuracy_min", "mean_model_accuracy")]
+        cells += [f"{100 * same[name]:.1f}" if name in same else "-" for name in faults if name != "none"]
+        for target in TARGETS:
+            for cost in COSTS:
+                value = case[f"{cost} to {target:.0%}"] / (1e6 if cost == "bytes" else 1)
+                cells.append("never" if np.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.2g}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def draw_matrices(cases, study, path):
+    """Heat maps: accuracy of every topology with every algorithm, one panel per partition."""
+    partitions = shown(cases, study)
+    figure, axes = plt.subplots(
+        1, len(partitions), figsize=(1.5 + 3.6 * len(partitions), 4.6), layout="constrained", sharey=True, squeeze=False
+    )
+    for ax, partition in zip(axes[0], partitions, strict=True):
+        found = 100 * matrix(of(cases, partition), study)
+        draw_heat(ax, found, vmin=70, vmax=93, digits=1)
+        ax.set_title(partition)
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def draw_faults(cases, study, partition, path):
+    """Heat maps: points of accuracy that faults cost, one panel per kind of fault."""
+    faults = [name for name in study.axes["faults"] if name != "none" and len(of(cases, partition, name))]
+    figure, axes = plt.subplots(
+        1,
+        max(1, len(faults)),
+        figsize=(1.5 + 4.2 * max(1, len(faults)), 4.6),
+        layout="constrained",
+        sharey=True,
+        squeeze=False,
+    )
+    for ax, name in zip(axes[0], faults, strict=False):
+        lost = 100 * (matrix(of(cases, partition), study) - matrix(of(cases, partition, name), study))
+        draw_heat(ax, lost.loc[:, lost.notna().any()], vmin=0, vmax=5, digits=1, cmap="OrRd")
+        ax.set_title(f"points lost: {name}")
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def draw_heat(ax, found, *, vmin, vmax, digits, cmap="viridis"):
+    ax.imshow(found, vmin=vmin, vmax=vmax, cmap=cmap, aspect="auto")
+    ax.set_xticks(range(len(found.columns)), found.columns, rotation=40, ha="right")
+    ax.set_yticks(range(len(found.index)), found.index)
+    for (y, x), value in np.ndenumerate(found.to_numpy()):
+        if not np.isnan(value):
+            share = (value - vmin) / (vmax - vmin)
+            dark = share < 0.6 if cmap == "viridis" else share > 0.6
+            ax.text(x, y, f"{value:.{digits}f}", ha="center", va="center", fontsize=7, color="w" if dark else "k")
+
+
+def draw_curves(frame, cases, partition, panels, path, *, logarithmic):
+    """Curves of the best algorithm of every topology, one panel per quantity on an axis."""
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(1 + 3.6 * len(panels), 4.2), layout="constrained", squeeze=False
+    )
+    chosen = best_of_each_topology(cases, partition)
+    styles = [(colour, line) for line in ("-", "--") for colour in plotting.COLOURS]
+    for ax, (x, y, titles) in zip(axes[0], panels, strict=True):
+        for (colour, line), (_, case) in zip(styles, chosen.iterrows(), strict=False):
+            rows = frame[(frame[LABELS] == case[LABELS]).all(axis=1) & (frame["epoch"] > 0)]
+            mean = rows.groupby("epoch")[["epoch", x, y] if x != "epoch" else ["epoch", y]].mean()
+            label = f"{case['topologies']}, {case['algorithms']}"
+            ax.plot(mean[x] / (1e6 if x == "bytes" else 1), 100 * mean[y], color=colour, linestyle=line, label=label)
+        ax.set(xlabel=titles[0], ylabel=titles[1], ylim=(70, 93.5), xscale="log" if logarithmic else "linear")
+    axes[0][-1].legend(fontsize=6.5, loc="lower right")
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def main(results, page, more=None):
+    study, frame = dc.studies.read_results(results), dc.studies.load(results)
+    cases = summary(frame)
+    cases.to_csv(page / "results.csv", index=False, float_format="%.5g")
+    lines = []
+    for partition in shown(cases, study):
+        lines += [f"### {partition}", "", *table_of(matrix(of(cases, partition), study)), ""]
+        lines += [*table_of_costs(cases, partition, list(study.axes["faults"])), ""]
+    if more is not None:
+        larger = summary(dc.studies.load(more))
+        larger.to_csv(page / "more_nodes.csv", index=False, float_format="%.5g")
+        shape = dc.studies.read_results(more)
+        lines += [f"### {shape.num_nodes} nodes", ""]
+        for partition in shown(larger, shape):
+            lines += [f"{partition}:", "", *table_of_costs(larger, partition, list(shape.axes["faults"])), ""]
+    (page / "tables.md").write_text("\n".join(lines))
+    first = shown(cases, study)[0]
+    with plotting.style("page"):
+        draw_matrices(cases, study, page / "accuracy.png")
+        draw_faults(cases, study, first, page / "faults.png")
+        names = {"accuracy": "mean over nodes", "accuracy_min": "lowest node", "mean_model_accuracy": "mean model"}
+        over_epochs = [("epoch", y, ("epoch", f"test accuracy, {told} [%]")) for y, told in names.items()]
+        draw_curves(frame, cases, first, over_epochs, page / "epochs.png", logarithmic=False)
+        over_costs = [(x, "accuracy", (f"{unit} per node", "test accuracy [%]")) for x, unit in COSTS.items()]
+        draw_curves(frame, cases, first, over_costs, page / "costs.png", logarithmic=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], pathlib.Path(__file__).parent / "comparison", *sys.argv[2:])
