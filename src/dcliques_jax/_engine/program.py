@@ -90,15 +90,20 @@ def carry_specs(carry: Carry) -> Any:
     return specs._replace(faults=specs.faults._replace(nodes=nodes))
 
 
-def over_runs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Lifts a function over runs with `jax.vmap`. A single run is computed without the axis."""
+def over_runs(function: Callable[..., Any], lift: Callable[..., Any] = jax.vmap) -> Callable[..., Any]:
+    """Lifts a function over runs with `jax.vmap` or `in_turn`. A single run is computed without the axis."""
 
     def lifted(*args: Any) -> Any:
         if len(jax.tree.leaves(args)[0]) > 1:
-            return jax.vmap(function)(*args)
+            return lift(function)(*args)
         return jax.tree.map(lambda leaf: leaf[None], function(*jax.tree.map(lambda leaf: leaf[0], args)))
 
     return lifted
+
+
+def in_turn(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Lifts a function over runs that are computed one after another, for work that fills a device by itself."""
+    return lambda *args: jax.lax.map(lambda of_run: function(*of_run), args)
 
 
 def on_devices(function: Callable[..., Any], mesh: Mesh | None, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
