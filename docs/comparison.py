@@ -1,7 +1,7 @@
 """Puts the results of a study into the documentation: python docs/comparison.py FOLDER [FOLDER].
 
-Writes the tables and figures that `docs/comparison.md` shows, and one line per case into `results.csv`. The second
-folder, if any, holds the study of more nodes.
+Writes the tables and figures that `docs/comparison.md` shows, and one line per case into `results.csv`. Kinds of data
+that the folder does not hold keep their lines and curves. The second folder, if any, holds the study of more nodes.
 """
 
 import pathlib
@@ -36,6 +36,14 @@ def summary(frame):
             row |= {f"{cost} to {target:.0%}": reached[cost].iloc[0] if len(reached) else np.nan for cost in COSTS}
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def with_earlier(cases, path):
+    """Adds the cases of other kinds of data that were written before."""
+    if not path.exists():
+        return cases
+    earlier = pd.read_csv(path, keep_default_na=False, na_values=[""])
+    return pd.concat([earlier[~earlier["partitions"].isin(cases["partitions"])], cases], ignore_index=True)
 
 
 def matrix(cases, study, value="accuracy"):
@@ -116,21 +124,18 @@ def draw_matrices(cases, study, path):
     plt.close(figure)
 
 
-def draw_faults(cases, study, partition, path):
-    """Heat maps: points of accuracy that faults cost, one panel per kind of fault."""
-    faults = [name for name in study.axes["faults"] if name != "none" and len(of(cases, partition, name))]
-    figure, axes = plt.subplots(
-        1,
-        max(1, len(faults)),
-        figsize=(1.5 + 4.2 * max(1, len(faults)), 4.6),
-        layout="constrained",
-        sharey=True,
-        squeeze=False,
-    )
-    for ax, name in zip(axes[0], faults, strict=False):
-        lost = 100 * (matrix(of(cases, partition), study) - matrix(of(cases, partition, name), study))
-        draw_heat(ax, lost.loc[:, lost.notna().any()], vmin=0, vmax=5, digits=1, cmap="OrRd")
-        ax.set_title(f"points lost: {name}")
+def draw_faults(cases, study, path):
+    """Heat maps: points of accuracy that faults cost, one row of panels per partition and one panel per fault."""
+    partitions = shown(cases, study)
+    faults = [name for name in study.axes["faults"] if name != "none"]
+    shape = (len(partitions), len(faults))
+    size = (1.5 + 4.2 * shape[1], 0.9 + 3.7 * shape[0])
+    figure, axes = plt.subplots(*shape, figsize=size, layout="constrained", sharex=True, sharey=True, squeeze=False)
+    for row, partition in zip(axes, partitions, strict=True):
+        for ax, name in zip(row, faults, strict=True):
+            lost = 100 * (matrix(of(cases, partition), study) - matrix(of(cases, partition, name), study))
+            draw_heat(ax, lost, vmin=0, vmax=5, digits=1, cmap="OrRd")
+            ax.set_title(f"{partition}, points lost: {name}")
     figure.savefig(path, dpi=90)
     plt.close(figure)
 
@@ -167,7 +172,8 @@ def draw_curves(frame, cases, partition, panels, path, *, logarithmic):
 
 def main(results, page, more=None):
     study, frame = dc.studies.read_results(results), dc.studies.load(results)
-    cases = summary(frame)
+    new = summary(frame)
+    cases = with_earlier(new, page / "results.csv")
     cases.to_csv(page / "results.csv", index=False, float_format="%.5g")
     lines = []
     for partition in shown(cases, study):
@@ -181,15 +187,16 @@ def main(results, page, more=None):
         for partition in shown(larger, shape):
             lines += [f"{partition}:", "", *table_of_costs(larger, partition, list(shape.axes["faults"])), ""]
     (page / "tables.md").write_text("\n".join(lines))
-    first = shown(cases, study)[0]
     with plotting.style("page"):
         draw_matrices(cases, study, page / "accuracy.png")
-        draw_faults(cases, study, first, page / "faults.png")
+        draw_faults(cases, study, page / "faults.png")
         names = {"accuracy": "mean over nodes", "accuracy_min": "lowest node", "mean_model_accuracy": "mean model"}
         over_epochs = [("epoch", y, ("epoch", f"test accuracy, {told} [%]")) for y, told in names.items()]
-        draw_curves(frame, cases, first, over_epochs, page / "epochs.png", logarithmic=False)
         over_costs = [(x, "accuracy", (f"{unit} per node", "test accuracy [%]")) for x, unit in COSTS.items()]
-        draw_curves(frame, cases, first, over_costs, page / "costs.png", logarithmic=True)
+        for partition in shown(new, study):
+            name = partition.replace(" ", "-").lower()
+            draw_curves(frame, new, partition, over_epochs, page / f"epochs-{name}.png", logarithmic=False)
+            draw_curves(frame, new, partition, over_costs, page / f"costs-{name}.png", logarithmic=True)
 
 
 if __name__ == "__main__":

@@ -235,8 +235,10 @@ def test_the_report_has_a_table_and_a_figure_of_every_condition(done, capsys):
 def test_the_page_of_a_comparison_is_made_from_results(done, tmp_path):
     folder, outcomes = done
     script = pathlib.Path(__file__).parent.parent / "docs" / "comparison.py"
-    runpy.run_path(str(script))["main"](folder / "out", tmp_path, folder / "out")
-    assert {path.name for path in tmp_path.glob("*.png")} == {"accuracy.png", "faults.png", "epochs.png", "costs.png"}
+    make = runpy.run_path(str(script))["main"]
+    make(folder / "out", tmp_path, folder / "out")
+    names = {"accuracy.png", "faults.png", "epochs-shards.png", "costs-shards.png"}
+    assert {path.name for path in tmp_path.glob("*.png")} == names
     rows = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
     finished = [outcome for outcome in outcomes if outcome.result is not None]
     assert len(rows) == len(finished)
@@ -247,6 +249,12 @@ def test_the_page_of_a_comparison_is_made_from_results(done, tmp_path):
     assert "| topology | dsgd | d2 |" in tables
     assert "never" in tables
     assert "### 10 nodes" in tables
+    # Kinds of data that are not in the folder keep their lines.
+    text = (tmp_path / "results.csv").read_text()
+    (tmp_path / "results.csv").write_text(text.replace("\nshards,", "\nearlier,"))
+    make(folder / "out", tmp_path)
+    both = (tmp_path / "results.csv").read_text().splitlines()
+    assert both == [*text.replace("\nshards,", "\nearlier,").splitlines(), *text.splitlines()[1:]]
 
 
 def test_sweeps_are_kept_whole(tmp_path):
@@ -324,6 +332,20 @@ def test_combinations_can_be_skipped():
     given = tomllib.loads(TEXT) | {"skip": [{"algorithms": "d2", "faults": ["loss"]}, {"topologies": "moving"}]}
     names = [case.name() for case in studies.parse(given).cases()]
     assert names == ["shards, ring, dsgd", "shards, ring, dsgd, loss", "shards, ring, d2"]
+
+
+def test_another_number_of_nodes_keeps_the_rounds_of_an_epoch(tmp_path, monkeypatch, capsys):
+    (tmp_path / "small.toml").write_text(TEXT)
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "small.toml", "--nodes", "30", "--only", "ring", "d2", "none"]) == 0
+    assert "written to small-30-nodes" in capsys.readouterr().out
+    study = studies.read_results("small-30-nodes")
+    assert (study.num_nodes, study.simulate["batch_size"]) == (30, 3)
+    (result,) = [each.result for each in runner.kept_outcomes(tmp_path / "small-30-nodes") if each.result is not None]
+    assert result.history.accuracy.shape == (2, 3, 30)
+    assert studies.read("comparison").resized(1000).simulate["batch_size"] == 13
+    assert main(["run", "small.toml", "--nodes", "0"]) == 2
+    assert "num_nodes=0" in capsys.readouterr().err
 
 
 def test_other_definitions_have_other_folders():

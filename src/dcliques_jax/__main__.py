@@ -29,6 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--out", metavar="DIR", help="output folder (default: the name of the study)")
     command.add_argument("--resume", action="store_true", help="continue in a folder that holds results")
     command.add_argument("--only", nargs="+", default=[], metavar="LABEL", help="restrict the study to these labels")
+    command.add_argument("--nodes", type=int, metavar="N", help="use N nodes instead, with as many rounds per epoch")
     command.add_argument("--epochs", type=int, metavar="N", help="train for N epochs instead, to try a long study")
     command.add_argument(
         "--until", type=float, metavar="EPOCH", help="stop at the first evaluation after this epoch; --resume continues"
@@ -44,10 +45,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(requested: argparse.Namespace) -> None:
     study = studies.read(requested.study)
+    if requested.nodes is not None:
+        study = study.resized(requested.nodes)
     if requested.epochs is not None:
         lengths = {name: value for name, value in study.simulate.items() if name != "rounds"}
         study = study._replace(simulate=lengths | {"epochs": requested.epochs})
-    out = requested.out or study.title.lower().replace(" ", "-")
+    out = requested.out or study.title.lower().replace(",", "").replace(" ", "-")
     outcomes = studies.run(study, out, resume=requested.resume, only=requested.only, until=requested.until)
     refused = [outcome for outcome in outcomes if outcome.refused is not None]
     print(f"{len(outcomes) - len(refused)} cases were run, {len(refused)} are not possible; written to {out}")

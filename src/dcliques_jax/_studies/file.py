@@ -91,6 +91,14 @@ class Study(NamedTuple):
         kept = ["num_nodes", "seeds", "data", "model", "simulate", "metrics", "grids", "tune"]
         return {name: getattr(self, name) for name in kept + ["augment"] * bool(self.augment)}
 
+    def resized(self, num_nodes: int) -> "Study":
+        """Returns the study with another number of nodes. Batches shrink or grow, so that epochs keep their rounds."""
+        num_nodes = _checks.integer("num_nodes", num_nodes, 1)
+        simulate = dict(self.simulate)
+        if "batch_size" in simulate:
+            simulate["batch_size"] = max(1, round(simulate["batch_size"] * self.num_nodes / num_nodes))
+        return self._replace(title=f"{self.title}, {num_nodes} nodes", num_nodes=num_nodes, simulate=simulate)
+
     def cases(self) -> list[Case]:
         """Returns all combinations, without those to skip."""
         found = []
