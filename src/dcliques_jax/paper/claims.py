@@ -9,19 +9,20 @@ Both are in points, percent of test accuracy. Thresholds were chosen before the 
 
 The margin M is averaged over seeds s and test images i, and has the standard error
 
-    se^2 = Var_s(M_s) / seeds + Var_i(M_i) / images - Var_si(rest) / (seeds images),
+    se^2 = Var_s(M_s) / seeds + Var_i(M_i) / images,
 
-where M_s is the margin of a seed, M_i that of an image, averaged over seeds, and the rest is what neither explains.
-Curves are compared on the same images with the same seeds, so what is hard for both cancels. Seeds that are evaluated
-on samples of their own have Var_s(M_s) / seeds alone, which holds the error of images already. With one seed only the
-error of images is known, and how much another seed would change is not.
+where M_s is the margin of a seed and M_i that of an image, averaged over seeds. Curves are compared on the same images
+with the same seeds, so what is hard for both cancels. If seeds are evaluated on different samples, Var_s holds part of
+the error of images already: Var_i is then that of one seed, and counts as much as two samples have in common. With one
+seed only the error of images is known, and how much another seed would change is not.
 
-A claim is open if M is within t se of 0, where t is the quantile of Student's distribution that chance exceeds in 5 of
-100 cases, 4.3 for three seeds (Welch and Satterthwaite combine the degrees of freedom); otherwise it holds if M > 0. A
-band is no mean over images: its error is that over seeds, and with one seed it is open.
+A claim is open if M^2 < sum t^2 part over both parts of se^2, where t is the quantile of Student's distribution that
+chance exceeds in 5 of 100 cases: 2.0 for many images, 4.3 for three seeds (Cochran and Cox, 1950). Otherwise it holds
+if M > 0. A band is no mean over images: its error is that over seeds, and with one seed it is open.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -275,12 +276,11 @@ def _verdict(
     if len(margins) > 1:
         numbers += f" ({np.count_nonzero(margins > 0)} of {len(margins)} seeds)"
     margin, parts = float(margins.mean()), _squared_errors(margins, of_images, images)
-    square = sum(part for part, _ in parts)
     if not parts:
         return Verdict(None, numbers, margin)
-    freedom = square**2 / sum(part**2 / own for part, own in parts) if square > 0 else np.inf
-    needed = scipy.stats.t.ppf(1 - CHANCE / 2, freedom) * np.sqrt(square)
-    return Verdict(margin > 0 if abs(margin) >= needed else None, numbers, margin, float(np.sqrt(square)))
+    needed = np.sqrt(sum(part * scipy.stats.t.ppf(1 - CHANCE / 2, freedom) ** 2 for part, freedom in parts))
+    error = float(np.sqrt(sum(part for part, _ in parts)))
+    return Verdict(margin > 0 if abs(margin) >= needed else None, numbers, margin, error)
 
 
 def _squared_errors(
@@ -289,12 +289,12 @@ def _squared_errors(
     """Returns the parts of the squared standard error of the mean margin, each with its degrees of freedom."""
     seeds = len(margins)
     parts = [(float(margins.var(ddof=1)) / seeds, seeds - 1)] if seeds > 1 else []
-    if of_images is None or images is None or not (images == images[0]).all():
+    if of_images is None or images is None:
         return parts
-    mean = of_images.mean(axis=0)
-    of_image = (float(mean.var(ddof=1)) / len(mean), len(mean) - 1)
-    if seeds == 1:
-        return [of_image]
-    rest = of_images - mean - (margins - margins.mean())[:, None]
-    both = float(np.square(rest).sum()) / ((seeds - 1) * (len(mean) - 1) * of_images.size)
-    return [(max(0.0, parts[0][0] - both), seeds - 1), of_image]
+    count, shared = images.shape[1], 1.0
+    if (images == images[0]).all():
+        of_images = of_images.mean(axis=0, keepdims=True)
+    else:
+        pairs = itertools.combinations(images, 2)
+        shared = float(np.mean([len(np.intersect1d(one, other)) for one, other in pairs])) / count
+    return [*parts, (shared * float(of_images.var(axis=1, ddof=1).mean()) / count, count - 1)]
