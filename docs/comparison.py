@@ -171,7 +171,7 @@ def draw_curves(frame, cases, partition, panels, path, *, logarithmic):
 
 
 def main(results, page, more=None):
-    study, frame = dc.studies.read_results(results), dc.studies.load(results)
+    study, frame = dc.studies.read_study(results), dc.studies.load(results)
     new = summary(frame)
     cases = with_earlier(new, page / "results.csv")
     cases.to_csv(page / "results.csv", index=False, float_format="%.5g")
@@ -182,7 +182,7 @@ def main(results, page, more=None):
     if more is not None:
         larger = summary(dc.studies.load(more))
         larger.to_csv(page / "more_nodes.csv", index=False, float_format="%.5g")
-        shape = dc.studies.read_results(more)
+        shape = dc.studies.read_study(more)
         lines += [f"### {shape.num_nodes} nodes", ""]
         for partition in shown(larger, shape):
             lines += [f"{partition}:", "", *table_of_costs(larger, partition, list(shape.axes["faults"])), ""]

@@ -1,5 +1,6 @@
 """Studies: what a file may say, and runs that are never repeated, resumed bit for bit and reported."""
 
+import contextlib
 import csv
 import inspect
 import pathlib
@@ -28,6 +29,7 @@ tune = {evaluate_on = "test", rounds = 2}
 
 [grids]
 rate = [0.03, 0.3]
+rate2 = [0.5]
 
 [partitions.shards]
 
@@ -271,7 +273,7 @@ def test_the_command_line_runs_lists_and_refuses(tmp_path, capsys):
     (tmp_path / "small.toml").write_text(TEXT)
     arguments = [str(tmp_path / "small.toml"), "--out", str(tmp_path / "out"), "--only", "moving", "d2"]
     assert main(["run", *arguments]) == 0
-    assert "0 cases were run, 2 are not possible" in capsys.readouterr().out
+    assert "0 cases have results, 2 are not possible" in capsys.readouterr().out
     assert main(["run", *arguments]) == 2
     assert "--resume" in capsys.readouterr().err
     assert main(["run", *arguments[:-2], "nowhere"]) == 2
@@ -288,6 +290,17 @@ def test_the_command_line_runs_lists_and_refuses(tmp_path, capsys):
     [
         ("num_nodes = 10", "nodes = 10", "nodes=10 is unknown: choose one of title, num_nodes"),
         ("num_nodes = 10", "num_nodes = 0", "num_nodes=0"),
+        ("seeds = [0, 1]", "seeds = 3", "seeds=3 must be a list of numbers"),
+        ("rounds = 2}", "metric = 'acuracy'}", "tune.metric='acuracy' is unknown: choose one of accuracy"),
+        ('evaluate_on = "test"', 'evaluate_on = "tset"', "tune.evaluate_on='tset' is unknown"),
+        ("rounds = 2}", "rounds = 2, epochs = 1}", "tune.epochs=1 and tune.rounds=2: pass either, not both"),
+        ("rounds = 4", "rounds = 4, epochs = 1", "simulate.epochs=1 and simulate.rounds=4: pass either, not both"),
+        ("[partitions.shards]", "[partitions.shards]\nsampling = 'all'", "partitions.shards.sampling='all' is unknown"),
+        (
+            'learning_rate = {tune = "rate"}',
+            'learning_rate = {tune = "rate"}, momentum = {sweep = "rate2"}',
+            "tunes some grids and sweeps others",
+        ),
         ('use = "one_peer_exponential"', 'use = "one_pear"', "topologies.moving.use='one_pear' is unknown: choose one"),
         ("[topologies.ring]", "[topologies.ring]\ndegree = 3", "topologies.ring.degree=3 is not an argument of ring"),
         ("[partitions.shards]", "[partitions.dirichlet]", "partitions.dirichlet has no alpha"),
@@ -339,13 +352,21 @@ def test_another_number_of_nodes_keeps_the_rounds_of_an_epoch(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert main(["run", "small.toml", "--nodes", "30", "--only", "ring", "d2", "none"]) == 0
     assert "written to small-30-nodes" in capsys.readouterr().out
-    study = studies.read_results("small-30-nodes")
+    study = studies.read_study("small-30-nodes")
     assert (study.num_nodes, study.simulate["batch_size"]) == (30, 3)
     (result,) = [each.result for each in runner.kept_outcomes(tmp_path / "small-30-nodes") if each.result is not None]
     assert result.history.accuracy.shape == (2, 3, 30)
     assert studies.read("comparison").resized(1000).simulate["batch_size"] == 13
     assert main(["run", "small.toml", "--nodes", "0"]) == 2
     assert "num_nodes=0" in capsys.readouterr().err
+
+
+def test_another_length_stretches_learning_rates(tmp_path):
+    study = studies.read("one_page").lasting(30)
+    (table,) = study.axes["algorithms"].values()
+    assert study.simulate["epochs"] == 30
+    assert (table["learning_rate"]["warm_up"], table["learning_rate"]["drops"]) == (0.5, [15, 22.5])
+    assert (table["learning_rate"]["peak"], table["momentum"]) == (0.8, 0.9)
 
 
 def test_other_definitions_have_other_folders():
@@ -356,7 +377,15 @@ def test_other_definitions_have_other_folders():
     assert ids[0]["shards, ring, d2"] != ids[1]["shards, ring, d2"]
 
 
-@pytest.mark.parametrize("name", ["comparison", "quickstart"])
+@pytest.mark.parametrize(("old", "new"), [("rate = [0.03, 0.3]", "rate = [0.03, 0.1]"), ("rounds = 2}", "rounds = 3}")])
+def test_cases_depend_on_the_grids_that_they_use(old, new):
+    studied = [studies.parse(tomllib.loads(text)) for text in (TEXT, TEXT.replace(old, new))]
+    ids = [{case.name(): case.id(study) for case in study.cases()} for study in studied]
+    assert ids[0]["shards, ring, d2"] == ids[1]["shards, ring, d2"]
+    assert ids[0]["shards, ring, dsgd"] != ids[1]["shards, ring, dsgd"]
+
+
+@pytest.mark.parametrize("name", studies.shipped())
 def test_shipped_studies_are_valid(name):
     assert studies.read(name).cases()
 
@@ -367,4 +396,40 @@ def test_arguments_of_simulate_are_those_of_simulate():
 
 def test_the_quick_start_is_a_dozen_lines():
     path = pathlib.Path(studies.shipped()["quickstart"])
-    assert sum(bool(line.strip()) for line in path.read_text().splitlines()) <= 15
+    assert sum(bool(line.strip()) for line in path.read_text().splitlines()) <= 14
+
+
+def test_the_quick_start_is_that_of_the_example(tmp_path):
+    """The same data, graphs and seeds as in examples/quickstart.py, after two epochs."""
+    (outcome,) = studies.run(studies.read("quickstart").lasting(2), tmp_path, only=["D-Cliques"], progress=False)
+    data = partitions.shards(datasets.mnist_5k(), 100, shards_per_node=2, seed=1)
+    topology = topologies.d_cliques(data.label_distribution, clique_size=10, inter="fully_connected", seed=1)
+    result = simulate(topology, data, epochs=2, progress=False)
+    np.testing.assert_array_equal(outcome.result.history.accuracy[0], result.history.accuracy)
+
+
+def test_metrics_of_a_study_are_columns(tmp_path):
+    text = TEXT.replace("[grids]", '[metrics.classes]\nuse = "per_class_accuracy"\n[grids]')
+    (outcome,) = studies.run(studies.parse(tomllib.loads(text)), tmp_path, only=["ring", "d2", "none"], progress=False)
+    frame, measured = studies.load(tmp_path), outcome.result.history.extra["classes"]  # [seeds, t, nodes, classes]
+    np.testing.assert_allclose(frame["classes_3"], measured.mean(axis=2)[..., 3].ravel(), rtol=1e-6)
+    np.testing.assert_allclose(frame["classes_3_min"], measured.min(axis=2)[..., 3].ravel())
+
+
+def test_a_case_of_which_all_values_diverge_is_kept_as_such(tmp_path, capsys):
+    text = TEXT.replace("rate = [0.03, 0.3]", "rate = [1e38, 3e38]")
+    arguments = {"only": ["ring", "dsgd", "none"], "progress": False}
+    for resume in (False, True):
+        with pytest.warns(RuntimeWarning) if not resume else contextlib.nullcontext():
+            (outcome,) = studies.run(studies.parse(tomllib.loads(text)), tmp_path, resume=resume, **arguments)
+        assert outcome.refused == "all values of its grids diverged: add smaller ones"
+    swept = studies.parse(tomllib.loads(text.replace('tune = "rate"', 'sweep = "rate"')))
+    with pytest.warns(RuntimeWarning):
+        studies.run(swept, tmp_path / "swept", **arguments)
+    assert "all diverged" in studies.report(tmp_path / "swept")
+
+
+def test_only_what_an_algorithm_does_not_allow_is_called_impossible(tmp_path):
+    text = TEXT.replace("batch_size = 10", "batch_size = 1000")
+    with pytest.raises(ValueError, match="batch_size=1000"):
+        studies.run(studies.parse(tomllib.loads(text)), tmp_path, only=["ring", "d2"], progress=False)

@@ -1,6 +1,7 @@
 """The command line: `python -m dcliques_jax run | report | list`."""
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 
@@ -29,11 +30,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--out", metavar="DIR", help="output folder (default: the name of the study)")
     command.add_argument("--resume", action="store_true", help="continue in a folder that holds results")
     command.add_argument("--only", nargs="+", default=[], metavar="LABEL", help="restrict the study to these labels")
-    command.add_argument("--nodes", type=int, metavar="N", help="use N nodes instead, with as many rounds per epoch")
+    command.add_argument("--nodes", type=int, metavar="N", help="use N nodes instead, with smaller batches")
     command.add_argument("--epochs", type=int, metavar="N", help="train for N epochs instead, to try a long study")
-    command.add_argument(
-        "--until", type=float, metavar="EPOCH", help="stop at the first evaluation after this epoch; --resume continues"
-    )
+    command.add_argument("--until", type=float, metavar="EPOCH", help="stop at the first evaluation from this epoch on")
     command.set_defaults(command=_run)
     command = commands.add_parser("report", help="write a report of a folder of results")
     command.add_argument("out", metavar="DIR")
@@ -48,12 +47,11 @@ def _run(requested: argparse.Namespace) -> None:
     if requested.nodes is not None:
         study = study.resized(requested.nodes)
     if requested.epochs is not None:
-        lengths = {name: value for name, value in study.simulate.items() if name != "rounds"}
-        study = study._replace(simulate=lengths | {"epochs": requested.epochs})
-    out = requested.out or study.title.lower().replace(",", "").replace(" ", "-")
+        study = study.lasting(requested.epochs)
+    out = requested.out or "-".join(re.findall(r"\w+", study.title.lower()))
     outcomes = studies.run(study, out, resume=requested.resume, only=requested.only, until=requested.until)
     refused = [outcome for outcome in outcomes if outcome.refused is not None]
-    print(f"{len(outcomes) - len(refused)} cases were run, {len(refused)} are not possible; written to {out}")
+    print(f"{len(outcomes) - len(refused)} cases have results, {len(refused)} are not possible; written to {out}")
     for outcome in refused:
         print(f"  {outcome.case.name()}: {outcome.refused}")
 

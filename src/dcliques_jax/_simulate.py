@@ -177,12 +177,12 @@ def prepare(
 
 
 def refusal(topology: Any, dataset: Any, **arguments: Any) -> str | None:
-    """Returns why `prepare` refuses these arguments, or None if it does not. Nothing is compiled."""
+    """Returns why the algorithm does not allow a topology or faults, or None if it does. Nothing is compiled."""
     given = inspect.signature(prepare).bind(topology, dataset, **arguments)
     given.apply_defaults()
     try:
         make_setup(**given.arguments)
-    except ValueError as error:
+    except fit.RefusedError as error:
         return str(error)
     return None
 

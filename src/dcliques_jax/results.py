@@ -320,7 +320,7 @@ class Result:
                 columns[name] = values
         for name, values in history.extra.items():
             nodes = shape[2] if self.provenance["metrics"][name] == "nodes" else 1
-            columns |= _columns(name, values.reshape(*shape[:2], nodes, -1))
+            columns |= by_entry(name, values.reshape(*shape[:2], nodes, -1))
         return pd.DataFrame({name: np.broadcast_to(values, shape).ravel() for name, values in columns.items()})
 
     def save(self, path: str | os.PathLike[str], *, state: bool = False) -> None:
@@ -398,7 +398,7 @@ def _summary(accuracy: np.ndarray, loss: np.ndarray) -> str:
     return f"{name}={values.mean():.4f} ({values.min():.4f} to {values.max():.4f})"
 
 
-def _columns(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
+def by_entry(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
     """Splits a metric `[seeds, t, nodes, entries]` into table columns, one per entry."""
     if values.shape[3] == 1:
         return {name: values[..., 0]}

@@ -37,7 +37,7 @@ __all__ = [
     "names_of",
     "parse",
     "read",
-    "read_results",
+    "read_study",
     "report",
     "run",
     "shipped",
@@ -85,21 +85,22 @@ def run(
 
     Each case is kept in a folder of its own, so that nothing finished is run again, and an interrupted case resumes
     from its checkpoint with the same bits. A case that an algorithm does not allow is kept as such, with the reason.
-    A run that is evaluated on some nodes or examples is evaluated on all of them at its end (`final.npz`).
+    A run, but not a sweep, that is evaluated on some nodes or examples is evaluated on all of them at its end
+    (`final.npz`).
 
     Args:
       study: a study, its file, or the name of a shipped one.
       out: folder of the results.
       resume: whether to continue in a folder that holds results.
       only: labels to restrict the study to, such as `["ring", "dsgd"]`.
-      until: every run stops at its first evaluation after this epoch. A later call with `resume` continues.
+      until: every run stops at its first evaluation from this epoch on. A later call with `resume` continues.
       progress: whether to show the whole study with the time left, in terminals.
     """
     checked = study if isinstance(study, Study) else read(study)
     return runner.run(checked, out, resume=resume, only=only, until=until, progress=progress)
 
 
-def read_results(out: str | os.PathLike[str]) -> Study:
+def read_study(out: str | os.PathLike[str]) -> Study:
     """Returns the study whose results a folder holds."""
     return runner.read_study(pathlib.Path(out))
 

@@ -49,8 +49,19 @@ def check_algorithm(algorithm: Any) -> None:
             continue
 
 
+class RefusedError(ValueError):
+    """An algorithm does not allow a topology or faults."""
+
+
 def make_network(run: Run, recipe: Recipe) -> Network:
     """Builds the network of a run and checks that it meets the requirements of the algorithm, also under faults."""
+    try:
+        return _network(run, recipe)
+    except ValueError as error:
+        raise RefusedError(*error.args) from error
+
+
+def _network(run: Run, recipe: Recipe) -> Network:
     algorithm = recipe.algorithm_of(run)
     network = algorithm.network(run.topology)
     if not isinstance(network, Network) or not all(isinstance(weights, mixing.Weights) for weights in network):
@@ -91,7 +102,7 @@ def check_fit(run: Run, plan: Plan, recipe: Recipe, network: Network) -> Any:
     """
     params, model_state = _check_model(run, recipe)
     _check_batches(run, plan, recipe, model_state)
-    _check_gossip_of_state(recipe.algorithm_of(run), recipe, model_state)
+    _check_gossip_of_state(recipe.algorithm_of(run), network, recipe, model_state)
     _check_init(recipe.init, params, run.data.num_nodes)
     _check_metrics(run, plan, recipe, parts_of(params, model_state))
     _check_augment(run, recipe)
@@ -177,11 +188,16 @@ def _check_batches(run: Run, plan: Plan, recipe: Recipe, state: Any) -> None:
         )
 
 
-def _check_gossip_of_state(algorithm: Algorithm, recipe: Recipe, state: Any) -> None:
+def _check_gossip_of_state(algorithm: Algorithm, network: Network, recipe: Recipe, state: Any) -> None:
     if not recipe.model.gossip_state:
         return
     if algorithm.traits.requires == "mass":
         raise ValueError("this algorithm sends shares of mass, not averages: omit models.with_statistics(gossip=True)")
+    if isinstance(network.gossip, mixing.Paced) and network.gossip.omegas is not None:
+        raise ValueError(
+            "Chebyshev gossip has negative weights, which can make a running variance negative: pass "
+            "repeated_gossip(chebyshev=False), or omit models.with_statistics(gossip=True)"
+        )
     if not jax.tree.leaves(state):
         raise ValueError("models.with_statistics(gossip=True) needs a model with a state, such as batch statistics")
     for place, leaf in jax.tree_util.tree_leaves_with_path(state):

@@ -77,15 +77,15 @@ class Builder:
 
     def _algorithm(self, case: Case, values: Mapping[str, float], swept: tuple[str, ...]) -> Any:
         label, table = case.labels["algorithms"], case.tables["algorithms"]
+        lengths = {}
+        if file.has_schedule(table):
+            given, data = self.study.simulate, self.partition(case, self.study.seeds[0])
+            lengths = {"epochs": given["epochs"], "rounds_per_epoch": rounds_per_epoch(data, given["batch_size"])}
 
         def factory(**more: Any) -> Algorithm:
             made: Algorithm = names.build("algorithms", label, file.filled(table, {**values, **more}), **lengths)
             return made
 
-        lengths = {}
-        if file.has_schedule(table):
-            given, data = self.study.simulate, self.partition(case, self.study.seeds[0])
-            lengths = {"epochs": given["epochs"], "rounds_per_epoch": rounds_per_epoch(data, given["batch_size"])}
         return factory if swept else factory()
 
     def _augment(self) -> Any:

@@ -8,9 +8,12 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dcliques_jax import _checks
 from dcliques_jax._partitions.partitioned import SAMPLINGS
 from dcliques_jax._studies import names
+from dcliques_jax.results import MEASURED
 
 # The sections of alternatives, all combinations of which are runs, and what a missing one means.
 AXES = {
@@ -19,7 +22,7 @@ AXES = {
     "algorithms": {"dsgd": {}},
     "faults": {"none": []},
 }
-_GIVEN = {"partitions": ("dataset", "num_nodes"), "topologies": ("num_nodes", "label_distribution")}
+_TUNING = {"evaluate_on": "validation", "metric": "accuracy", "seeds": [0]}
 _ARGUMENTS = (
     "epochs",
     "rounds",
@@ -64,7 +67,9 @@ class Case(NamedTuple):
 
     def id(self, study: "Study") -> str:
         """Returns a name for files, with a checksum of all that the results depend on."""
-        parts = [self.tables, study.common()]
+        used = grids_of(self.tables["algorithms"])
+        parts = [self.tables, study.common(), {name: study.grids[name] for name in used}]
+        parts += [study.tune] * ("tune" in used.values())
         words = "-".join("".join(c if c.isalnum() else "_" for c in label) for label in self.labels.values())
         return f"{words}-{zlib.crc32(json.dumps(parts, sort_keys=True).encode()):08x}"
 
@@ -88,16 +93,23 @@ class Study(NamedTuple):
 
     def common(self) -> dict[str, Any]:
         """Returns what all cases share and their results depend on."""
-        kept = ["num_nodes", "seeds", "data", "model", "simulate", "metrics", "grids", "tune"]
+        kept = ["num_nodes", "seeds", "data", "model", "simulate", "metrics"]
         return {name: getattr(self, name) for name in kept + ["augment"] * bool(self.augment)}
 
     def resized(self, num_nodes: int) -> "Study":
-        """Returns the study with another number of nodes. Batches shrink or grow, so that epochs keep their rounds."""
+        """Returns the study with another number of nodes, and batches that keep about as many rounds per epoch."""
         num_nodes = _checks.integer("num_nodes", num_nodes, 1)
         simulate = dict(self.simulate)
         if "batch_size" in simulate:
             simulate["batch_size"] = max(1, round(simulate["batch_size"] * self.num_nodes / num_nodes))
         return self._replace(title=f"{self.title}, {num_nodes} nodes", num_nodes=num_nodes, simulate=simulate)
+
+    def lasting(self, epochs: int) -> "Study":
+        """Returns the study with another length. Learning rates in epochs are stretched with it."""
+        simulate = {name: value for name, value in self.simulate.items() if name != "rounds"} | {"epochs": epochs}
+        factor = epochs / self.simulate.get("epochs", epochs)
+        stretched = {label: _stretched(table, factor) for label, table in self.axes["algorithms"].items()}
+        return self._replace(simulate=simulate, axes=self.axes | {"algorithms": stretched})
 
     def cases(self) -> list[Case]:
         """Returns all combinations, without those to skip."""
@@ -128,9 +140,11 @@ def parse(given: Mapping[str, Any]) -> Study:
         raise ValueError("a study needs at least the sections [data] and [topologies]")
     axes: dict[str, Any] = {section: dict(given.get(section, default)) for section, default in AXES.items()}
     grids = {name: _numbers(f"grids.{name}", values) for name, values in given.get("grids", {}).items()}
-    for section in ("partitions", "topologies"):
-        for label, table in axes[section].items():
-            names.check(section, without_sampling(table), f"{section}.{label}", _GIVEN[section])
+    for label, table in axes["partitions"].items():
+        where = f"partitions.{label}"
+        names.check("partitions", without_sampling(table, where), where, ("dataset", "num_nodes"))
+    for label, table in axes["topologies"].items():
+        names.check("topologies", table, f"topologies.{label}", names.given_to("topology"))
     for label, table in axes["algorithms"].items():
         _check_grids(f"algorithms.{label}", table, grids)
         names.check("algorithms", table, f"algorithms.{label}")
@@ -144,17 +158,17 @@ def parse(given: Mapping[str, Any]) -> Study:
         names.check("metrics", table, f"metrics.{label}", ("model",))
     arguments = given.get("simulate", {})
     _known("simulate", arguments, _ARGUMENTS)
+    _check_length("simulate", arguments)
     if any(map(has_schedule, axes["algorithms"].values())) and not {"epochs", "batch_size"} <= arguments.keys():
         raise ValueError("a learning rate in epochs needs simulate.epochs and simulate.batch_size")
-    tune = {"evaluate_on": "validation", "metric": "accuracy", "seeds": [0]} | given.get("tune", {})
-    _known("tune", tune, ("evaluate_on", "metric", "seeds", "epochs", "rounds"))
+    tune = _tuning(given)
     skip = given.get("skip", [])
     for number, rule in enumerate(skip):
         _check_rule(f"skip[{number}]", rule, axes)
     return Study(
         title=str(given.get("title", "study")),
         num_nodes=_checks.integer("num_nodes", given.get("num_nodes"), 1),
-        seeds=[_checks.integer("seeds", seed, 0) for seed in given.get("seeds", [0])],
+        seeds=_seeds("seeds", given.get("seeds", [0])),
         data=dict(given["data"]),
         model=dict(model),
         augment=_augmentations(given.get("augment", [])),
@@ -166,6 +180,28 @@ def parse(given: Mapping[str, Any]) -> Study:
         targets=[_checks.share("targets", value) for value in given.get("targets", [])],
         axes=axes,
     )
+
+
+def _tuning(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns how values are tuned, checked."""
+    tune = _TUNING | given.get("tune", {})
+    _known("tune", tune, (*_TUNING, "epochs", "rounds"))
+    _check_length("tune", tune)
+    _checks.choice("tune.evaluate_on", tune["evaluate_on"], ("test", "validation"))
+    _checks.choice("tune.metric", tune["metric"], (*MEASURED, *given.get("metrics", {})))
+    return tune | {"seeds": _seeds("tune.seeds", tune["seeds"])}
+
+
+def _seeds(where: str, values: Any) -> list[int]:
+    if not isinstance(values, list) or not values:
+        raise ValueError(f"{where}={values!r} must be a list of numbers")
+    return [_checks.integer(where, seed, 0) for seed in values]
+
+
+def _check_length(where: str, table: Mapping[str, Any]) -> None:
+    if {"epochs", "rounds"} <= table.keys():
+        epochs, rounds = table["epochs"], table["rounds"]
+        raise ValueError(f"{where}.epochs={epochs!r} and {where}.rounds={rounds!r}: pass either, not both")
 
 
 def _augmentations(given: Any) -> list[dict[str, Any]]:
@@ -194,11 +230,11 @@ def has_schedule(table: Any) -> bool:
     return any(names.is_schedule(name, value) or has_schedule(value) for name, value in table.items())
 
 
-def without_sampling(table: Any) -> Any:
+def without_sampling(table: Any, where: str = "") -> Any:
     """Returns the table of a partition without its way of sampling, which is no argument of its builder."""
     if not isinstance(table, Mapping) or "sampling" not in table:
         return table
-    _checks.choice("sampling", table["sampling"], SAMPLINGS)
+    _checks.choice(f"{where}.sampling", table["sampling"], SAMPLINGS)
     return {name: value for name, value in table.items() if name != "sampling"}
 
 
@@ -214,10 +250,25 @@ def filled(table: Any, values: Mapping[str, Any]) -> Any:
     return {name: filled(value, values) for name, value in table.items()} if isinstance(table, Mapping) else table
 
 
+def _stretched(table: Any, factor: float) -> Any:
+    """Multiplies the epochs of all schedules in a table."""
+    if not isinstance(table, Mapping):
+        return table
+    found = {name: _stretched(value, factor) for name, value in table.items()}
+    for name, value in table.items():
+        if names.is_schedule(name, value):
+            epochs = {key: value[key] for key in ("warm_up", "drops") if key in value}
+            found[name] |= {key: np.multiply(times, factor).tolist() for key, times in epochs.items()}
+    return found
+
+
 def _check_grids(where: str, table: Any, grids: Mapping[str, Any]) -> None:
-    for name, how in grids_of(table).items():
+    used = grids_of(table)
+    for name, how in used.items():
         if name not in grids:
             raise ValueError(f"{where} refers to {{{how} = {name!r}}}, but [grids] has {', '.join(grids) or 'none'}")
+    if len(set(used.values())) > 1:
+        raise ValueError(f"{where} tunes some grids and sweeps others ({used}): do either, in two algorithms for both")
 
 
 def _check_rule(where: str, rule: Any, axes: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dcliques_jax._simulate import prepare, simulate
+from dcliques_jax._simulate import simulate
 from dcliques_jax._store import files
 from dcliques_jax.results import Result
 
@@ -22,7 +22,8 @@ class Trained(NamedTuple):
 
     result: Result
     seconds: float  # of all calls that were not killed
-    final: Mapping[str, np.ndarray] | None  # all last models on all test examples; None: stopped, or in the history
+    # all last models on all test examples; None: stopped, a sweep, or in the history
+    final: Mapping[str, np.ndarray] | None
 
 
 def found(folder: pathlib.Path) -> Result | None:
@@ -47,8 +48,9 @@ def has_checkpoint(folder: pathlib.Path) -> bool:
 def trained(folder: pathlib.Path, topology: Any, dataset: Any, *, until: float | None, **arguments: Any) -> Trained:
     """Simulates with a checkpoint in the folder.
 
-    A run that is evaluated on some nodes or examples is evaluated on all of them once more at its end: tables tell that
-    accuracy. Ctrl-C raises `KeyboardInterrupt`, so that it ends the following runs, too. The checkpoint stays.
+    A run that is evaluated on some nodes or examples, and is not a sweep, is evaluated on all of them once more at its
+    end: tables tell that accuracy. Ctrl-C raises `KeyboardInterrupt`, so that it ends the following runs, too. The
+    checkpoint stays.
     """
     started, before = time.monotonic(), found(folder)
     result = simulate(
@@ -89,6 +91,12 @@ def keep(folder: pathlib.Path, trained: Trained, result: Result, **about: Any) -
     return kept
 
 
+def best(result: Result, metric: str | None = None) -> Result:
+    """Returns the best combination of a sweep; all of them if every one diverged."""
+    finite = np.isfinite(result.history.loss).reshape(len(result.combinations()), -1).all(axis=1)
+    return result.best(metric) if finite.any() else result
+
+
 def without_examples(result: Result) -> Result:
     """Drops what was measured per example, the largest part of a history."""
     history = result.history
@@ -100,8 +108,10 @@ def _on_everything(topology: Any, dataset: Any, result: Result, arguments: Mappi
     """Evaluates the last models of all nodes on all examples."""
     names = ("model", "algorithm", "batch_size", "augment", "faults", "seeds", "evaluate_on")
     same = {name: arguments[name] for name in names if name in arguments}
-    record = prepare(topology, dataset, **same, init=result.state, on_nonfinite="warn").evaluate()
-    return {name: getattr(record, name) for name in _MEASURED_AT_THE_END}
+    again = simulate(
+        topology, dataset, **same, init=result.state, rounds=0, on_nonfinite="warn", progress=False
+    )  # in groups of seeds that fit into memory
+    return {name: getattr(again.history, name)[:, -1] for name in _MEASURED_AT_THE_END}
 
 
 def _told(final: Mapping[str, np.ndarray] | None) -> dict[str, list[float]] | None:

@@ -68,6 +68,11 @@ _PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+def given_to(part: str) -> tuple[str, ...]:
+    """Returns the arguments that are passed to builders of a part without being in its table."""
+    return _PARTS[part][1]
+
+
 def is_schedule(name: str, value: Any) -> bool:
     """Whether an argument is a learning rate that is a schedule."""
     return name == "learning_rate" and _is_part(name, value)

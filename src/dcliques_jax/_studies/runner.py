@@ -18,6 +18,7 @@ from dcliques_jax.datasets import Dataset
 from dcliques_jax.results import Result
 
 COPY, REFUSED = "study.json", "refused.json"
+_LENGTHS = ("epochs", "rounds")
 
 
 class Outcome(NamedTuple):
@@ -134,18 +135,25 @@ class Runner:
             if reached or kept.is_finished(known.result):
                 return known
         elif (refused := self._refusal(case)) is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            files.write_json(folder / REFUSED, {"reason": refused})
-            return Outcome(case, None, refused)
+            return self._refused(case, refused)
         (folder / REFUSED).unlink(missing_ok=True)  # another version or machine may allow it
         if kept.has_checkpoint(folder) and not self.resume:
             raise ValueError(f"{folder} holds an unfinished run: continue it with --resume, or choose another --out")
         values = self._tuned(case)
+        if values is None:
+            return self._refused(case, "all values of its grids diverged: add smaller ones")
         swept = self._built.grids(case, "sweep")
         result = self._trained(
             case, folder, self.study.seeds, values, swept, self.study.simulate, until=self.until, tuned=values
         )
         return Outcome(case, result, None, values)
+
+    def _refused(self, case: Case, reason: str) -> Outcome:
+        """Keeps why a case is not possible."""
+        folder = self.folder_of(case)
+        folder.mkdir(parents=True, exist_ok=True)
+        files.write_json(folder / REFUSED, {"reason": reason})
+        return Outcome(case, None, reason)
 
     def _check_origin(self, found: Result, folder: pathlib.Path) -> None:
         """Raises a `ValueError` if results come from other data or another version."""
@@ -163,10 +171,14 @@ class Runner:
         seed = self.study.seeds[0]
         first = {name: grid[0] for name, grid in self.study.grids.items()}
         arguments = self._built.arguments(case, [seed], first)
-        return refusal(**arguments, faults=self._built.faults(case), seeds=[seed])
+        batch_size = self.study.simulate.get("batch_size")
+        return refusal(**arguments, batch_size=batch_size, faults=self._built.faults(case), seeds=[seed])
 
-    def _tuned(self, case: Case) -> dict[str, float]:
-        """Returns the best values of the grids to tune, measured without faults: cases with faults share them."""
+    def _tuned(self, case: Case) -> dict[str, float] | None:
+        """Returns the best values of the grids to tune, None if all diverged.
+
+        They are measured without faults: cases with faults share them.
+        """
         grids = self._built.grids(case, "tune")
         if not grids:
             return {}
@@ -179,11 +191,12 @@ class Runner:
             tune = dict(self.study.tune)
             seeds, metric = tune.pop("seeds"), tune.pop("metric")
             lengths = self.study.simulate | tune
-            for unit, other in (("rounds", "epochs"), ("epochs", "rounds")):
-                if unit in tune:
-                    lengths.pop(other, None)
+            if tune.keys() & set(_LENGTHS):
+                lengths = {name: value for name, value in lengths.items() if name in tune or name not in _LENGTHS}
             lengths["eval_every"] = lengths.get("rounds") or lengths.get("epochs", 10)  # only the end counts
             result = self._trained(without, folder, seeds, {}, grids, lengths, best_by=metric)
+        if result.combinations():
+            return None
         return {name: float(value) for name, value in result.provenance["sweep"].items()}
 
     def _trained(
@@ -205,5 +218,5 @@ class Runner:
         trained = kept.trained(
             folder, until=until, sweep=sweep or None, seeds=seeds, progress=self.progress, **arguments
         )
-        best = trained.result if best_by is None else trained.result.best(best_by)
+        best = trained.result if best_by is None else kept.best(trained.result, best_by)
         return kept.keep(folder, trained, self._kept_part(best), case=case.labels, **about)

@@ -9,7 +9,7 @@ import numpy as np
 from dcliques_jax import clocks
 from dcliques_jax._studies import kept, runner
 from dcliques_jax._studies.runner import Outcome
-from dcliques_jax.results import MEASURED, Result
+from dcliques_jax.results import MEASURED, Result, by_entry
 
 _MOST_CURVES = 8  # in a figure
 
@@ -45,18 +45,27 @@ def _frame(outcome: Outcome) -> Any:
 
 def _columns(result: Result) -> dict[str, np.ndarray]:
     """Returns the measurements of each seed and evaluation, of nodes the mean and extremes."""
-    columns: dict[str, np.ndarray] = {}
+    history, columns = result.history, {}
     for name, axes in MEASURED.items():
-        values = getattr(result.history, name)
         if axes == ():
-            columns[name] = values.ravel()
+            columns[name] = getattr(history, name).ravel()
         elif axes != ("eval_examples",):
-            columns[name] = values.mean(axis=-1).ravel()
-            columns |= {f"{name}_min": values.min(axis=-1).ravel(), f"{name}_max": values.max(axis=-1).ravel()}
+            columns |= _of_nodes(name, getattr(history, name))
+    for name, values in history.extra.items():
+        of_nodes = result.provenance["metrics"][name] == "nodes"
+        shape = (*values.shape[:3], -1) if of_nodes else (*values.shape[:2], 1, -1)
+        for entry, found in by_entry(name, values.reshape(shape)).items():
+            columns |= _of_nodes(entry, found) if of_nodes else {entry: found.ravel()}
     if result.traffic:
         columns["seconds_lan"] = result.seconds(clocks.LAN).ravel()
         columns["seconds_wan"] = result.seconds(clocks.WAN).ravel()
     return columns
+
+
+def _of_nodes(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the mean, the least and the largest of values `[seeds, t, nodes]`."""
+    found = {name: values.mean(axis=-1), f"{name}_min": values.min(axis=-1), f"{name}_max": values.max(axis=-1)}
+    return {column: each.ravel() for column, each in found.items()}
 
 
 def write_report(folder: pathlib.Path) -> str:
@@ -98,10 +107,11 @@ def _best(outcome: Outcome) -> tuple[str, Result]:
     """Returns the chosen values and the result of an outcome, of a sweep those of the best combination."""
     result = outcome.result
     assert result is not None
-    best = result.best() if result.combinations() else result
+    best = kept.best(result) if result.combinations() else result
+    if combinations := best.combinations():
+        return "all diverged", best.at(**combinations[0])
     values = {**outcome.values, **(best.provenance.get("sweep") or {})}
-    told = ", ".join(f"{name} {value:g}" for name, value in values.items())
-    return told, best
+    return ", ".join(f"{name} {value:g}" for name, value in values.items()), best
 
 
 def _last(outcome: Outcome) -> dict[str, Any]:
