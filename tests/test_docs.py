@@ -41,3 +41,10 @@ def test_the_site_builds_without_warnings_and_all_notebooks_run(tmp_path):
 def test_notebooks_are_stored_without_outputs(notebook):
     cells = json.loads(notebook.read_text())["cells"]
     assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in cells)
+
+
+def test_no_line_of_the_docs_is_taken_for_a_comment():
+    """MyST drops lines that begin with a percent sign, also within a paragraph."""
+    for page in (ROOT / "docs").rglob("*.md"):
+        lost = [line for line in page.read_text().splitlines() if line.lstrip().startswith("%")]
+        assert not lost, f"{page.name}: {lost}"
