@@ -1,7 +1,8 @@
 """Puts the results of a study into the documentation: python docs/comparison.py FOLDER [FOLDER].
 
-Writes the tables and figures that `docs/comparison.md` shows, and one line per case into `results.csv`. Kinds of data
-that the folder does not hold keep their lines and curves. The second folder, if any, holds the study of more nodes.
+Writes the tables and figures that `docs/comparison.md` shows, and one line per case into `results.csv`. Cases that the
+folder does not hold keep their lines, and their curves. The second folder, if any, holds the study of more nodes, whose
+lines are in `more_nodes.csv`.
 """
 
 import pathlib
@@ -19,13 +20,15 @@ TARGETS = (0.88, 0.90)
 COSTS = {"messages": "messages", "bytes": "MB", "seconds_lan": "s (LAN)", "seconds_wan": "s (WAN)"}
 
 
-def summary(frame):
-    """One row per case: accuracies after the last round, and costs until the mean over nodes reaches a target."""
-    rows = []
-    ends = frame.groupby(LABELS)["epoch"].transform("max")
-    for labels, case in frame[ends == ends.max()].groupby(LABELS, sort=False):  # without runs that were stopped
+def summary(folder):
+    """One row per finished case: accuracies at its end, and costs until the mean over nodes reaches a target."""
+    rows, study, frame = [], dc.studies.read_study(folder), dc.studies.load(folder)
+    length = {name: study.simulate[name] for name in ("epochs", "rounds") if name in study.simulate}
+    for labels, case in frame.groupby(LABELS, sort=False):
         last = case[case["epoch"] == case["epoch"].max()]
-        row = dict(zip(LABELS, labels, strict=True))
+        if any(last[name.rstrip("s")].iloc[0] < end for name, end in length.items()):
+            continue  # stopped early
+        row = {"num_nodes": study.num_nodes, **dict(zip(LABELS, labels, strict=True))}
         row |= {name: last[name].iloc[0] for name in ("learning_rate", "step_size") if name in last}
         for name in ("accuracy", "accuracy_min", "mean_model_accuracy"):
             row[name] = last[name].mean()
@@ -39,11 +42,13 @@ def summary(frame):
 
 
 def with_earlier(cases, path):
-    """Adds the cases of other kinds of data that were written before."""
-    if not path.exists():
-        return cases
-    earlier = pd.read_csv(path, keep_default_na=False, na_values=[""])
-    return pd.concat([earlier[~earlier["partitions"].isin(cases["partitions"])], cases], ignore_index=True)
+    """Adds the cases that were written before and are not among these; writes all."""
+    if path.exists():
+        earlier = pd.read_csv(path, keep_default_na=False, na_values=[""])
+        known = earlier.merge(cases[LABELS], on=LABELS, how="left", indicator=True)["_merge"] == "both"
+        cases = pd.concat([earlier[~known.to_numpy()], cases], ignore_index=True)
+    cases.to_csv(path, index=False, float_format="%.5g")
+    return cases
 
 
 def matrix(cases, study, value="accuracy"):
@@ -53,6 +58,7 @@ def matrix(cases, study, value="accuracy"):
 
 
 def of(cases, partition, faults="none"):
+    """Cases of one kind of data under one kind of fault."""
     return cases[(cases["partitions"] == partition) & (cases["faults"] == faults)]
 
 
@@ -141,6 +147,7 @@ def draw_faults(cases, study, path):
 
 
 def draw_heat(ax, found, *, vmin, vmax, digits, cmap="viridis"):
+    """Draws a matrix of numbers as colours, with the numbers in it."""
     ax.imshow(found, vmin=vmin, vmax=vmax, cmap=cmap, aspect="auto")
     ax.set_xticks(range(len(found.columns)), found.columns, rotation=40, ha="right")
     ax.set_yticks(range(len(found.index)), found.index)
@@ -171,21 +178,19 @@ def draw_curves(frame, cases, partition, panels, path, *, logarithmic):
 
 
 def main(results, page, more=None):
-    study, frame = dc.studies.read_study(results), dc.studies.load(results)
-    new = summary(frame)
+    study, frame, new = dc.studies.read_study(results), dc.studies.load(results), summary(results)
     cases = with_earlier(new, page / "results.csv")
-    cases.to_csv(page / "results.csv", index=False, float_format="%.5g")
+    faults = list(study.axes["faults"])
     lines = []
     for partition in shown(cases, study):
         lines += [f"### {partition}", "", *table_of(matrix(of(cases, partition), study)), ""]
-        lines += [*table_of_costs(cases, partition, list(study.axes["faults"])), ""]
-    if more is not None:
-        larger = summary(dc.studies.load(more))
-        larger.to_csv(page / "more_nodes.csv", index=False, float_format="%.5g")
-        shape = dc.studies.read_study(more)
-        lines += [f"### {shape.num_nodes} nodes", ""]
-        for partition in shown(larger, shape):
-            lines += [f"{partition}:", "", *table_of_costs(larger, partition, list(shape.axes["faults"])), ""]
+        lines += [*table_of_costs(cases, partition, faults), ""]
+    path = page / "more_nodes.csv"
+    if more is not None or path.exists():
+        larger = with_earlier(pd.DataFrame(columns=LABELS) if more is None else summary(more), path)
+        lines += [f"### {larger['num_nodes'].iloc[0]:g} nodes", ""]
+        for partition in larger["partitions"].unique():
+            lines += [f"{partition}:", "", *table_of_costs(larger, partition, faults), ""]
     (page / "tables.md").write_text("\n".join(lines))
     with plotting.style("page"):
         draw_matrices(cases, study, page / "accuracy.png")

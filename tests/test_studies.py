@@ -237,7 +237,9 @@ def test_the_report_has_a_table_and_a_figure_of_every_condition(done, capsys):
 def test_the_page_of_a_comparison_is_made_from_results(done, tmp_path):
     folder, outcomes = done
     script = pathlib.Path(__file__).parent.parent / "docs" / "comparison.py"
-    make = runpy.run_path(str(script))["main"]
+    module = runpy.run_path(str(script))
+    make = module["main"]
+    make.__globals__["TARGETS"] = (0.15, 0.99)
     make(folder / "out", tmp_path, folder / "out")
     names = {"accuracy.png", "faults.png", "epochs-shards.png", "costs-shards.png"}
     assert {path.name for path in tmp_path.glob("*.png")} == names
@@ -251,12 +253,29 @@ def test_the_page_of_a_comparison_is_made_from_results(done, tmp_path):
     assert "| topology | dsgd | d2 |" in tables
     assert "never" in tables
     assert "### 10 nodes" in tables
-    # Kinds of data that are not in the folder keep their lines.
+    row, outcome = rows[0], finished[0]
+    history = outcome.result.history
+    reached = int(np.flatnonzero(history.accuracy.mean(axis=(0, 2)) >= 0.15)[0])
+    assert float(row["messages to 15%"]) == pytest.approx(history.messages[:, reached].mean())
+    assert float(row["bytes to 15%"]) == pytest.approx(history.bytes[:, reached].mean(), rel=1e-4)
+    assert row["messages to 99%"] == ""
+    # What is not in the folder keeps its lines.
     text = (tmp_path / "results.csv").read_text()
-    (tmp_path / "results.csv").write_text(text.replace("\nshards,", "\nearlier,"))
+    (tmp_path / "results.csv").write_text(text.replace(",shards,", ",earlier,"))
     make(folder / "out", tmp_path)
     both = (tmp_path / "results.csv").read_text().splitlines()
-    assert both == [*text.replace("\nshards,", "\nearlier,").splitlines(), *text.splitlines()[1:]]
+    assert both == [*text.replace(",shards,", ",earlier,").splitlines(), *text.splitlines()[1:]]
+    assert "### 10 nodes" in (tmp_path / "tables.md").read_text()
+
+
+def test_the_page_of_a_comparison_leaves_out_what_was_stopped(tmp_path):
+    (tmp_path / "small.toml").write_text(TEXT)
+    only = {"only": ["ring", "d2", "none"], "progress": False}
+    studies.run(tmp_path / "small.toml", tmp_path / "out", until=0, **only)
+    summary = runpy.run_path(str(pathlib.Path(__file__).parent.parent / "docs" / "comparison.py"))["summary"]
+    assert len(summary(tmp_path / "out")) == 0
+    studies.run(tmp_path / "small.toml", tmp_path / "out", resume=True, **only)
+    assert len(summary(tmp_path / "out")) == 1
 
 
 def test_sweeps_are_kept_whole(tmp_path):

@@ -93,6 +93,7 @@ def make_setup(
         each = zip(runs, networks, strict=True)  # all combinations of a sweep have the same shapes
         fits = [fit.check_fit(run, plan, recipe, part) for run, part in each if run.values == runs[0].values]
     *one_node, state = fits[0]
+    recipe = recipe._replace(model_name=models.described(model, one_node[1]))
     widest = max(range(len(runs)), key=lambda number: runs[number].data.indices.shape[1])
     needed = memory.forecast(runs[widest], one_node, state, networks[widest])
     memory.check(runs[0], needed, mesh)
