@@ -13,7 +13,7 @@ import pytest
 import catalogue
 import monitoring
 import reference
-from dcliques_jax import algorithms, mixing, models, partitions, prepare, simulate, topologies
+from dcliques_jax import algorithms, mixing, models, partitions, prepare, schedules, simulate, topologies
 from dcliques_jax.algorithms import Algorithm, Traits, over_topology
 from test_parity import reference_batches, start
 
@@ -413,6 +413,21 @@ def test_a_mesh_refuses_weights_whose_rounds_it_would_drop():
     algorithm = algorithms.dsgd(weights=Moving(lists.neighbours, lists.values))
     with pytest.raises(ValueError, match="Moving weights are known on one device only: pass a form of mixing, or omit"):
         prepare(RING, DATA, algorithm=algorithm, mesh=jax.make_mesh((1,), ("nodes",)))
+
+
+# Types
+
+
+@pytest.mark.parametrize("kind", [algorithms.gossip_momentum, algorithms.quasi_global_momentum])
+def test_schedules_and_values_of_a_sweep_keep_the_type_of_the_parameters(kind):
+    def step(params, number, momentum):
+        algorithm = kind(schedules.in_epochs(0.1, 4, epochs=9, warm_up=2), momentum)
+        network, round = algorithm.network(RING), algorithms.Round(number, None, jnp.arange(NODES), None)
+        return algorithm.step(params, params, algorithm.init(params, network), network.at(round), round)
+
+    half = {"w": jax.ShapeDtypeStruct((NODES, 3), jnp.bfloat16)}
+    after = jax.eval_shape(step, half, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32))
+    assert [leaf.dtype for leaf in jax.tree.leaves(after)] == [jnp.bfloat16] * 2
 
 
 # What is refused

@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import networkx as nx
 import numpy as np
+import optax
 import pytest
 import scipy.sparse
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 import reference
 from dcliques_jax import algorithms, mixing, topologies
+from dcliques_jax._mixing import growth, spectrum
 
 
 @st.composite
@@ -429,6 +431,47 @@ def test_large_matrices_mix_as_the_dense_computation_says(monkeypatch):
     assert {name: mixing.contraction(weights) for name, weights in found.items()} == pytest.approx(exact, rel=1e-3)
     assert mixing.smallest_eigenvalue(found["symmetric"]) == pytest.approx(smallest, abs=1e-3)
     assert exact["exact"] == 0
+
+
+def test_d2_is_decided_by_a_precise_eigenvalue():
+    """The smallest of an even ring is -1/3, on the edge, in a graph too large for all eigenvalues."""
+    for n in (2002, 2101):
+        weights = topologies.ring(n).weights()
+        known = 1 / 3 + 2 / 3 * np.cos(2 * np.pi * (n // 2) / n)
+        assert spectrum.extremes(weights, precise=True).smallest == pytest.approx(known, abs=1e-10)
+    network = algorithms.d2().network(topologies.ring(2002))
+    np.testing.assert_allclose(network.gossip.to_sparse().diagonal(), 1 / 3)  # not (I + W) / 2
+    algorithms.d2().traits.check(network)
+
+
+def test_precise_eigenvalues_agree_with_all_eigenvalues(monkeypatch):
+    graphs = [topologies.grid(12, 12), topologies.torus(4, 30), topologies.random_regular(150, 6)]  # the last is wide
+    matrices = [mixing.metropolis_hastings(topology) for topology in graphs]
+    matrices += [mixing.from_matrix(nx.to_scipy_sparse_array(nx.hypercube_graph(8)) / 8)]  # wide, and -1
+    exact = [mixing.smallest_eigenvalue(weights) for weights in matrices]
+    monkeypatch.setattr("dcliques_jax._mixing.spectrum._DENSE_SPECTRUM", 10)
+    found = [spectrum.extremes(weights, precise=True).smallest for weights in matrices]
+    assert found == pytest.approx(exact, abs=1e-10)
+
+
+def test_the_growth_of_d2_is_that_of_the_worst_mode():
+    """Gossip twice in every third round lets modes below 0.2 grow. The torus has 0.6 and -0.6, and 0.2 in between."""
+    weights = mixing.Paced(topologies.torus(4, 4).weights(), every=3, times=2)
+    one_turn = [[0.04, 0.04 * 3], [0.04 - 1, 0.04 * 3 - 2]]  # [[l, l], [l - 1, l]] [[1, 2], [0, 1]]
+    expected = np.abs(np.linalg.eigvals(one_turn)).max() ** (1 / 3)
+    assert growth.d2_growth(weights) == pytest.approx(expected)
+    assert expected > 1.2
+
+
+def test_the_growth_of_d2_is_computed_once_for_equal_matrices(monkeypatch):
+    asked = []
+    monkeypatch.setattr(growth, "extremes", lambda *given, **how: asked.append(1) or spectrum.extremes(*given, **how))
+    for rate in (0.1, 0.2):
+        algorithm = algorithms.d2(optax.sgd(rate))
+        algorithm.traits.check(algorithm.network(topologies.ring(29)))
+    assert asked == [1]
+    algorithm.traits.check(algorithm.network(topologies.ring(31)))
+    assert asked == [1, 1]
 
 
 def test_messages_are_the_readers_of_each_node():

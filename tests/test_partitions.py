@@ -233,12 +233,15 @@ def test_a_mask_is_not_a_list_of_examples(row):
         partitions.from_indices(DATA, [[0, 1, 2], row])
 
 
-@pytest.mark.parametrize(("alpha", "largest", "distance"), [(10, 0.155, 0.246), (1, 0.315, 0.794), (0.1, 0.509, 1.266)])
-def test_lin_dirichlet_has_the_known_skew_at_equal_sizes(alpha, largest, distance):
+@pytest.mark.parametrize(
+    ("alpha", "largest", "distance", "seeds"),
+    [(10, 0.155, 0.246, 4), (1, 0.315, 0.794, 4), (0.1, 0.509, 1.266, 4), (0.01, 0.751, 1.570, 1)],  # many redraws
+)
+def test_lin_dirichlet_has_the_known_skew_at_equal_sizes(alpha, largest, distance, seeds):
     labels = np.repeat(np.arange(10), 5000)
     dataset = datasets.from_arrays(np.zeros((50_000, 1), np.float32), labels, np.zeros((10, 1), np.float32), range(10))
     shares = []
-    for seed in range(4):
+    for seed in range(seeds):
         data = partitions.lin_dirichlet(dataset, 16, alpha=alpha, seed=seed)
         assert set(data.sizes) == {3125}
         assert len(np.unique(data.indices)) == 50_000
@@ -268,6 +271,17 @@ def test_k_classes_are_k_classes_of_equal_shares(num_nodes, k):
     for wrong in (0, 11):
         with pytest.raises(ValueError, match=f"k={wrong}"):
             partitions.k_classes(datasets.synthetic(num_train=2000), num_nodes, k=wrong)
+
+
+def test_local_tests_are_counted_without_rounding_errors():
+    """A node with 7 of 100 examples in a class gets 7 of its 100 tests in that class; one with 7 of 90 gets 8."""
+    labels, inputs = np.arange(10_000) % 2, np.zeros((10_000, 1), np.float32)
+    dataset = datasets.from_arrays(inputs, labels, inputs, labels)
+    shares = [(ones, 100) for ones in range(1, 100)] + [(7, 90)]
+    held = [[*range(1, 2 * ones, 2), *range(0, 2 * (size - ones), 2)] for ones, size in shares]
+    data = partitions.from_indices(dataset, held).with_local_tests()
+    found = [np.bincount(labels[own[own >= 0]], minlength=2).tolist() for own in data.test_indices]
+    assert found == [[100 - ones, ones] for ones in range(1, 100)] + [[93, 8]]
 
 
 def test_groups_stay_together():

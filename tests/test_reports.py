@@ -4,7 +4,7 @@ import scipy.sparse
 
 import catalogue
 import reference
-from dcliques_jax import cliques, faults, mixing, partitions, reports, topologies
+from dcliques_jax import cliques, clocks, faults, mixing, partitions, reports, topologies
 
 
 @pytest.mark.parametrize("name", catalogue.STATIC)
@@ -100,6 +100,19 @@ def test_it_prints_well():
     assert max(map(len, text.splitlines())) < 100
     assert "skew" not in str(topology.report())
     assert "bytes" not in str(topology.report())
+
+
+def test_averaging_gradients_waits_once_more_and_sends_more():
+    p = np.eye(10)[np.arange(100) % 10]
+    topology = topologies.d_cliques(p, cliques=cliques.ideal_cliques(p))
+    report = topology.report(num_parameters=7850, clock=clocks.WAN)
+    size = 8 * 4 * 7850 / 20e6
+    assert report.seconds == pytest.approx(0.05 + 10 * size)  # the node with most edges has 9 inside, 1 outside
+    assert report.seconds_averaging == pytest.approx(2 * 0.05 + 19 * size)
+    assert "  seconds per round            0.176\n    with gradient averaging    0.339" in str(report)
+    plain = topologies.ring(8).report(num_parameters=7850, clock=clocks.WAN)
+    assert plain.seconds_averaging is None
+    assert "averaging" not in str(plain)
 
 
 def test_html_holds_the_same_and_is_escaped():

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from dcliques_jax import schedules
@@ -25,26 +26,53 @@ def test_schedules_are_traced():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_sgd_is_that_of_pytorch(nesterov):
-    """Three steps of torch.optim.SGD(lr=.1, momentum=.9, weight_decay=.01), written out."""
-    rng = np.random.default_rng(0)
-    params = {"kernel": rng.normal(size=(3, 2)), "bias": rng.normal(size=2)}
+# Numbers for PyTorch: parameters, gradients of three rounds, and the parameters after them.
+PARAMS = {"kernel": [[0.5, -1.25], [2.0, 0.75]], "bias": [0.1, -0.4], "scale": [1.5, 0.8]}
+GRADIENTS = [
+    {"kernel": [[0.3, -0.2], [0.7, 1.1]], "bias": [0.5, -0.6], "scale": [-0.9, 0.4]},
+    {"kernel": [[-0.8, 0.6], [0.1, -0.4]], "bias": [1.2, 0.2], "scale": [0.3, -0.7]},
+    {"kernel": [[0.9, 0.5], [-1.3, 0.2]], "bias": [-0.3, 0.8], "scale": [0.6, 1.0]},
+]
+PLAIN = {
+    "kernel": [[0.4779313802719116, -1.3528095483779907], [1.9103654623031616, 0.504073977470398]],
+    "bias": [-0.23350000381469727, -0.3553999960422516],
+    "scale": [1.62690007686615, 0.7245999574661255],
+}
+NESTEROV = {
+    "kernel": [[0.43863239884376526, -1.4287654161453247], [1.9638563394546509, 0.4370712637901306]],
+    "bias": [-0.34015002846717834, -0.3998599946498871],
+    "scale": [1.6142100095748901, 0.6621400713920593],
+}
+
+
+@pytest.mark.parametrize(("nesterov", "expected"), [(False, PLAIN), (True, NESTEROV)])
+def test_sgd_is_that_of_pytorch(nesterov, expected):
+    """Three steps of PyTorch 2.13: SGD(lr=.1, momentum=.9, weight_decay=.01), bias and scale in a group without."""
     optimizer = schedules.sgd(0.1, momentum=0.9, nesterov=nesterov, weight_decay=0.01)
-    state, found = optimizer.init(params), params
-    buffers = {name: np.zeros_like(value) for name, value in params.items()}
-    for _ in range(3):
-        gradients = {name: rng.normal(size=value.shape) for name, value in params.items()}
-        updates, state = optimizer.update(gradients, state, found)
-        found = {name: found[name] + updates[name] for name in found}
-        expected = {}
-        for name, value in params.items():
-            g = gradients[name] + (0.01 * value if name == "kernel" else 0)
-            buffers[name] = 0.9 * buffers[name] + g
-            expected[name] = value - 0.1 * (g + 0.9 * buffers[name] if nesterov else buffers[name])
-        params = expected
-    for name, value in params.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
+    params, *gradients = ({name: np.float32(each[name]) for name in PARAMS} for each in (PARAMS, *GRADIENTS))
+    state = optimizer.init(params)
+    for gradient in gradients:
+        updates, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    for name, value in expected.items():
+        np.testing.assert_allclose(params[name], value, rtol=1e-6)
+
+
+def test_rates_and_decays_are_swept():
+    """Traced, they do what numbers do; and no decay has a state of the same structure as some."""
+    rates = {"peak": 0.8, "start": 0.1, "end": 0.01}
+
+    @jax.jit
+    def traced(rates, decay):
+        schedule = schedules.in_epochs(rates["peak"], 10, epochs=9, warm_up=2, start=rates["start"], drops=[5])
+        cosine = schedules.in_epochs(rates["peak"], 10, epochs=9, cosine=True, end=rates["end"])
+        decayed = schedules.sgd(1.0, weight_decay=decay)
+        update, _ = decayed.update(jnp.ones((2, 2)), decayed.init(jnp.ones((2, 2))), jnp.ones((2, 2)))
+        return schedule(10), schedule(60), cosine(90), update[0, 0]
+
+    np.testing.assert_allclose(traced(rates, 0.5), [0.45, 0.08, 0.01, -1.5], rtol=1e-6)
+    none, some = (schedules.sgd(0.1, momentum=0.9, weight_decay=decay).init(PARAMS) for decay in (0.0, 0.1))
+    assert jax.tree.structure(none) == jax.tree.structure(some)
 
 
 @pytest.mark.parametrize(

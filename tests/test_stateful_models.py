@@ -45,6 +45,11 @@ def run(model=None, topology=RING, data=DATA, **more):
     return simulate(topology, data, model=model, algorithm=algorithm, **options)
 
 
+def shapes(model):
+    """Parameters and state of one node."""
+    return jax.eval_shape(models.as_model(model).init, jax.random.key(0), jnp.zeros((2, 6)))
+
+
 def run_key(seed=0):
     return np.asarray(jax.random.key_data(jax.random.split(jax.random.key(seed, impl="threefry2x32"))[1]))
 
@@ -106,6 +111,27 @@ def test_local_statistics_are_not_sent_and_gossiped_ones_are():
     assert gossiped.history.messages[-1] == local.history.messages[-1] == 2 * ROUNDS
     assert gossiped.history.bytes[-1] - local.history.bytes[-1] == 2 * ROUNDS * 2 * 9 * 4
     assert "state gossiped" in gossiped.provenance["model"]
+    assert "state local, averaged in the mean model" in local.provenance["model"]
+
+
+@pytest.mark.parametrize(
+    ("choices", "told"),
+    [
+        (None, ", state local, averaged in the mean model"),
+        ({}, ", state local, averaged in the mean model"),
+        ({"gossip": True}, ", state gossiped, averaged in the mean model"),
+        ({"calibration_batches": 3}, ", state local, calibrated on 3 batches"),
+    ],
+)
+def test_what_becomes_of_a_state_is_told(choices, told):
+    model = Linen() if choices is None else models.with_statistics(Linen(), **choices)
+    assert models.described(model, shapes(model)[1]) == "Linen(dropout=0.0)" + told
+
+
+def test_nothing_is_told_of_models_without_a_state():
+    plain = models.mlp((3,), 4)
+    for model in (plain, models.with_statistics(plain)):
+        assert models.described(model, shapes(model)[1]) == "MLP(hidden=(3,), num_classes=4)"
 
 
 @pytest.mark.parametrize("gossip", [False, True])
@@ -271,6 +297,30 @@ class Ambiguous(nn.Module):
         return nn.Dense(4)(inputs)
 
 
+class Training(nn.Module):
+    @nn.compact
+    def __call__(self, inputs, training=None):
+        return nn.Dense(4)(nn.Dropout(0.5, deterministic=not training)(inputs))
+
+
+class NnxTraining(Plain):
+    def __call__(self, inputs, inference=None):
+        del inference
+        return Plain.__call__(self, inputs)
+
+
+class Statistics(nn.Module):
+    @nn.compact
+    def __call__(self, inputs):
+        return nn.Dense(4)(nn.BatchNorm(use_running_average=False)(inputs))
+
+
+class Masked(nn.Module):
+    @nn.compact
+    def __call__(self, inputs, mask=None):
+        return nn.Dense(4)(inputs if mask is None else inputs * mask)
+
+
 class Draws(nn.Module):
     @nn.compact
     def __call__(self, inputs):
@@ -287,10 +337,18 @@ class DrawsAlways(nn.Module):
 INIT, APPLY = perceptron.model(START)
 
 
+def test_optional_arguments_that_are_no_modes_are_left_alone():
+    assert shapes(Masked())[0]["Dense_0"]["kernel"].shape == (6, 4)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: run(Ambiguous()), "takes 'is_training', and nothing says what to pass"),
+        (lambda: run(Training()), "takes 'training', and nothing says what to pass"),
+        (lambda: run(lambda rngs: NnxTraining(rngs)), "takes 'inference', and nothing says what to pass"),
+        (lambda: run(Statistics()), "keeps batch statistics but takes none of .*let __call__ take the argument train"),
+        (lambda: run(nn.Sequential([nn.Dense(4), nn.BatchNorm(False)])), "Sequential keeps batch statistics"),
         (lambda: run(Draws()), "takes none of the arguments train, deterministic, use_running_average"),
         (lambda: run(DrawsAlways()), "as it is evaluated"),
         (lambda: run((INIT, lambda params, inputs, train: inputs)), "apply takes 'train' alone"),
@@ -307,6 +365,13 @@ INIT, APPLY = perceptron.model(START)
         (
             lambda: run(models.with_statistics(Linen(), gossip=True), algorithm=algorithms.push_sum(optax.sgd(0.1))),
             "sends shares of mass",
+        ),
+        (
+            lambda: run(
+                models.with_statistics(Linen(), gossip=True),
+                algorithm=algorithms.repeated_gossip(algorithms.dsgd(), 3, chebyshev=True),
+            ),
+            r"running variance negative: pass repeated_gossip\(chebyshev=False\)",
         ),
     ],
 )

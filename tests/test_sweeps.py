@@ -1,5 +1,7 @@
 """Sweeps: all combinations in one program, each as a run of its own."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import optax
@@ -86,6 +88,15 @@ def test_the_best_is_chosen_by_the_last_evaluation_and_never_diverged():
         run(algorithm, sweep={"learning_rate": [1e38]}).best()
 
 
+@pytest.mark.parametrize("name", ["messages", "messages_lost", "bytes", "train_loss", "mean_model_loss"])
+def test_the_best_costs_least(swept, name):
+    costs = np.arange(6.0).reshape(3, 2)[::-1]  # least at the last rate and the first momentum
+    measured = np.broadcast_to(costs[:, :, None, None], (3, 2, 2, 3))
+    result = dataclasses.replace(swept, history=dataclasses.replace(swept.history, **{name: measured}))
+    assert result.best(name).provenance["sweep"] == {"learning_rate": 0.3, "momentum": 0.0}
+    assert result.best(name, largest=True).provenance["sweep"] == {"learning_rate": 0.03, "momentum": 0.9}
+
+
 def test_sweeps_are_saved_loaded_and_tabled(swept, tmp_path):
     swept.save(tmp_path / "sweep.npz")
     loaded = Result.load(tmp_path / "sweep.npz")
@@ -122,6 +133,10 @@ def concrete(learning_rate):
     return algorithms.dsgd(optax.sgd(learning_rate if learning_rate > 0 else 0.1))
 
 
+def compressed(share):
+    return algorithms.choco(optax.sgd(0.1), compressors.top_k(share), 0.1)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "sweep", "message"),
     [
@@ -135,7 +150,8 @@ def concrete(learning_rate):
         (concrete, {"learning_rate": 0.1}, "must be a list of numbers"),
         (concrete, {"learning_rate": ["a"]}, "'a' must be a number"),
         (concrete, {"learning_rate": [0.1, 0.1]}, "must hold different numbers"),
-        (lambda k: algorithms.local_steps(algorithms.dsgd(), k), {"k": [1, 2]}, "k"),
+        (lambda k: algorithms.local_steps(algorithms.dsgd(), k), {"k": [1, 2]}, r"k=1\.0 must be an integer"),
+        (compressed, {"share": [0.1]}, r"does not accept traced values of \['share'\].*\(fraction=.*must be a number"),
     ],
 )
 def test_impossible_sweeps_are_refused(algorithm, sweep, message):

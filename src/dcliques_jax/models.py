@@ -173,9 +173,7 @@ def with_statistics(model: Any, *, gossip: bool = False, calibration_batches: in
     if not isinstance(gossip, bool):
         raise ValueError(f"gossip={gossip!r} must be True or False")
     count = _checks.integer("calibration_batches", calibration_batches, 0)
-    found = as_model(model)
-    name = found.name or described(model)
-    return found._replace(gossip_state=gossip, calibration_batches=count, name=name)
+    return as_model(model)._replace(gossip_state=gossip, calibration_batches=count, name=_name(model))
 
 
 def predictor(model: Any) -> Callable[..., jax.Array]:
@@ -240,16 +238,29 @@ def _from_pair(init: Any, apply: Any) -> StatefulModel:
     return StatefulModel(init, apply) if named else without_state(Model(init, apply))
 
 
-def described(model: Any) -> str:
-    """Describes a model in one line.
+def described(model: Any, state: Any = ()) -> str:
+    """Describes a model in one line, with what becomes of its state.
+
+    Args:
+      model: a model as in `simulate`.
+      state: the state of one node's model, or its shapes. If there is any, the defaults of `with_statistics` are told.
 
     >>> described(logistic_regression(4)), described(with_statistics(logistic_regression(4), gossip=True))
     ('LogisticRegression(num_classes=4)', 'LogisticRegression(num_classes=4), state gossiped')
     """
+    gossiped, batches = False, 0
     if isinstance(model, StatefulModel):
-        choices = ["state gossiped"] * model.gossip_state
-        choices += [f"calibrated on {model.calibration_batches} batches"] * (model.calibration_batches > 0)
-        return ", ".join([model.name or described(model[:2]), *choices])
+        gossiped, batches = model.gossip_state, model.calibration_batches
+    kept = "state gossiped" if gossiped else "state local"
+    found = f"calibrated on {batches} batches" if batches else "averaged in the mean model"
+    any_state = bool(jax.tree.leaves(state))
+    return ", ".join([_name(model), *[kept] * (gossiped or any_state), *[found] * (batches > 0 or any_state)])
+
+
+def _name(model: Any) -> str:
+    """Returns the name of a module with its fields, or the names of functions."""
+    if isinstance(model, StatefulModel):
+        return model.name or _name(model[:2])
     if isinstance(model, nn.Module):
         names = [field.name for field in dataclasses.fields(model) if field.init]
         fields = (f"{name}={getattr(model, name)!r}" for name in names if name not in ("parent", "name"))

@@ -74,6 +74,8 @@ MEASURED: dict[str, tuple[str, ...]] = {
 }
 """The names of the measurements of every run, and their axes."""
 
+_COSTS = ("messages", "messages_lost", "bytes")  # of which less is better
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Record(Measured):
@@ -255,7 +257,8 @@ class Result:
         Args:
           metric: name of a measurement in `history` or `history.extra`. Default: `"accuracy"`, or `"loss"` if there is
             none.
-          largest: whether larger is better. Default: unless the name ends in "loss" or "distance".
+          largest: whether larger is better. Default: unless the name ends in "loss" or "distance", or is "messages",
+            "messages_lost" or "bytes".
         """
         history = self.history
         if not self.combinations():
@@ -268,7 +271,7 @@ class Result:
         lead = len(self._axes())
         scores = np.take(measured, -1, axis=lead).reshape(*self._sweep_shape(), -1).mean(axis=-1, dtype=np.float64)
         if largest is None:
-            largest = not metric.endswith(("loss", "distance"))
+            largest = not metric.endswith(("loss", "distance")) and metric not in _COSTS
         finite = np.isfinite(history.loss).reshape(*self._sweep_shape(), -1).all(axis=-1) & np.isfinite(scores)
         if not finite.any():
             raise ValueError(f"all combinations of {self.provenance['sweep']} diverged: try smaller values")

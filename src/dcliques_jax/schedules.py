@@ -30,16 +30,16 @@ def rounds_per_epoch(data: PartitionedDataset, batch_size: int) -> int:
 
 
 def in_epochs(
-    peak: float,
+    peak: float | jax.Array,
     rounds_per_epoch: int,
     *,
     epochs: float,
     warm_up: float = 0,
-    start: float = 0.0,
+    start: float | jax.Array = 0.0,
     drops: Sequence[float] = (),
     factor: float = 0.1,
     cosine: bool = False,
-    end: float = 0.0,
+    end: float | jax.Array = 0.0,
 ) -> Schedule:
     """Makes a schedule of optax, a function of rounds, from one in epochs.
 
@@ -61,9 +61,7 @@ def in_epochs(
     >>> [round(float(schedule(10 * epoch)), 4) for epoch in (0, 2.5, 5, 149, 150, 225)]
     [0.1, 0.45, 0.8, 0.8, 0.08, 0.008]
     """
-    peak, start, end = (
-        _checks.real(name, value, 0) for name, value in (("peak", peak), ("start", start), ("end", end))
-    )
+    peak, start, end = (_number(name, value) for name, value in (("peak", peak), ("start", start), ("end", end)))
     per_epoch = _checks.integer("rounds_per_epoch", rounds_per_epoch, 1)
     epochs, warm_up = _checks.real("epochs", epochs, 0), _checks.real("warm_up", warm_up, 0)
     at = np.array([_checks.real("drops", drop, 0) for drop in drops])
@@ -90,7 +88,7 @@ def sgd(
     *,
     momentum: float | None = None,
     nesterov: bool = False,
-    weight_decay: float = 0.0,
+    weight_decay: float | jax.Array = 0.0,
     decay_all: bool = False,
 ) -> optax.GradientTransformation:
     """Makes SGD with coupled weight decay, as PyTorch has it: the decay is added to the gradient before the momentum.
@@ -108,10 +106,18 @@ def sgd(
     >>> callable(optimizer.update)
     True
     """
-    _checks.real("weight_decay", weight_decay, 0)
+    weight_decay = _number("weight_decay", weight_decay)
 
     def kernels(params: Any) -> Any:
         return jax.tree.map(lambda leaf: decay_all or jnp.ndim(leaf) > 1, params)
 
-    decay = optax.add_decayed_weights(weight_decay, mask=kernels) if weight_decay else optax.identity()
+    decays = isinstance(weight_decay, jax.core.Tracer) or weight_decay > 0
+    decay = optax.add_decayed_weights(weight_decay) if decays else optax.identity()
+    # Masked in any case, so that all runs of a sweep have states of the same structure.
+    decay = optax.masked(decay, kernels)
     return optax.chain(decay, optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov))
+
+
+def _number(name: str, value: Any) -> Any:
+    """Returns a number of at least 0. A value of a sweep is traced and cannot be compared."""
+    return value if isinstance(value, jax.core.Tracer) else _checks.real(name, value, 0)

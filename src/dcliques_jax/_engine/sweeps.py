@@ -60,10 +60,11 @@ def factory(algorithm: Any, runs: list[Run]) -> Callable[..., Algorithm]:
     traced = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in names}
     try:
         jax.eval_shape(lambda values: [None, algorithm(**values)][0], traced)
-    except jax.errors.JAXTypeError as error:
+    except (jax.errors.JAXTypeError, ValueError) as error:  # checks of numbers raise the latter
+        told = str(error).partition("\n")[0]
         raise ValueError(
             f"algorithm does not accept traced values of {names}: in a sweep it is called while the program is traced, "
             "so it must not compare, round or convert them; sweep over other arguments, or loop over calls of simulate "
-            f"({str(error).splitlines()[0]})"
+            f"({told})"
         ) from error
     return functools.partial(algorithm)

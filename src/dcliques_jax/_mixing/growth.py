@@ -3,9 +3,11 @@
 import functools
 from typing import Any
 
+import jax
 import numpy as np
 import scipy.sparse
 
+from dcliques_jax._arrays import checksum
 from dcliques_jax._mixing.forms import Identity, Weights
 from dcliques_jax._mixing.groups import GroupMean
 from dcliques_jax._mixing.paced import Paced
@@ -13,6 +15,8 @@ from dcliques_jax._mixing.sequences import Drawn
 from dcliques_jax._mixing.spectrum import extremes, is_symmetric
 
 _DENSE = 2000  # nodes up to which all eigenvalues of an asymmetric matrix are computed
+# What was computed, by the content of the weights: every run asks twice, and large matrices take seconds.
+_known: dict[tuple[Any, str], float] = {}
 
 
 def d2_growth(weights: Weights) -> float:
@@ -25,6 +29,14 @@ def d2_growth(weights: Weights) -> float:
     >>> round(d2_growth(topologies.ring(17).weights()), 4), round(d2_growth(topologies.grid(10, 10).weights()), 2)
     (0.9772, 1.51)
     """
+    leaves, structure = jax.tree.flatten(weights)
+    key = structure, checksum(*leaves)
+    if key not in _known:
+        _known[key] = _computed(weights)
+    return _known[key]
+
+
+def _computed(weights: Weights) -> float:
     base, every = (weights.base, weights.every) if isinstance(weights, Paced) else (weights, 1)
     if isinstance(base, GroupMean | Identity):
         found = np.array(extremes(base)) if isinstance(base, GroupMean) else np.ones(1)
@@ -33,11 +45,11 @@ def d2_growth(weights: Weights) -> float:
         raise ValueError("D2 is not known to be stable on graphs that are drawn in every round: use gradient_tracking")
     matrices = weights.matrices()
     if len(matrices) == 1 and is_symmetric(matrices[0]):
-        if isinstance(weights, Paced) and weights.omegas is not None:  # the worst mode may be any
+        if isinstance(weights, Paced) and _bends(weights):  # the worst mode may be any
             _check_size(base)
             found = np.linalg.eigvalsh(matrices[0].toarray())[:-1]
         else:
-            found = np.array(extremes(base))
+            found = np.array(extremes(base, precise=True))
         return _of_modes(_in_a_round(found, weights), every)
     if len(matrices) == 1 and every == 1:
         _check_size(base)
@@ -63,6 +75,11 @@ def _in_a_round(eigenvalues: np.ndarray, weights: Weights) -> np.ndarray:
     for omega in np.asarray(weights.omegas)[0]:
         before, found = found, omega * (eigenvalues * found - before) + before
     return found
+
+
+def _bends(weights: Paced) -> bool:
+    """Whether eigenvalues between the extremes of W may be the worst of a round: the even powers of some are less."""
+    return weights.omegas is not None or (weights.every > 1 and weights.times % 2 == 0)
 
 
 def _of_modes(eigenvalues: np.ndarray, every: int = 1) -> float:

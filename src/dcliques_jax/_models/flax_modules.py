@@ -14,6 +14,8 @@ from dcliques_jax._models.contract import Params, State, StatefulModel
 
 # Arguments of `__call__`, and fields of modules, that tell whether a module trains; and their values if it does.
 _MODES = {"train": True, "deterministic": False, "use_running_average": False}
+# Other names for it. What their values mean is not known: the None of `training=None` may mean either.
+_LIKE_MODES = ("training", "is_training", "is_train", "test", "is_test", "eval", "is_eval", "inference")
 
 
 def from_linen(module: nn.Module) -> StatefulModel:
@@ -32,6 +34,11 @@ def from_linen(module: nn.Module) -> StatefulModel:
     def init(key: jax.Array, example_inputs: jax.Array) -> tuple[Params, State]:
         built, values = in_mode(train=False)
         variables = dict(built.init(key, example_inputs, **values))
+        if "batch_stats" in variables and not switched:
+            raise ValueError(
+                f"{name} keeps batch statistics but takes none of the arguments {', '.join(_MODES)}, so it would be "
+                "evaluated as it trains: let __call__ take the argument train, and pass use_running_average=not train"
+            )
         return variables.pop("params", {}), variables
 
     def apply(
@@ -44,15 +51,15 @@ def from_linen(module: nn.Module) -> StatefulModel:
                 return built.apply(variables, inputs, rngs=rngs, **values), state
             outputs, changed = built.apply(variables, inputs, rngs=rngs, mutable=list(state), **values)
         except flax.errors.InvalidRngError as error:
-            when = "as it is evaluated" if draws else "but takes none of the arguments " + ", ".join(_MODES)
+            when = "as it is evaluated" if switched else "but takes none of the arguments " + ", ".join(_MODES)
             raise ValueError(
                 f"{name} draws random numbers, like dropout, {when}: let __call__ take the argument train, and draw "
                 "only if it is True"
             ) from error
         return outputs, dict(changed)
 
-    draws = bool(arguments or fields)
-    return StatefulModel(init, apply, couples_examples=getattr(module, "couples_examples", False), draws=draws)
+    switched = bool(arguments or fields)
+    return StatefulModel(init, apply, couples_examples=getattr(module, "couples_examples", False), draws=switched)
 
 
 def _modes_of(call: Any, name: str) -> list[str]:
@@ -63,7 +70,7 @@ def _modes_of(call: Any, name: str) -> list[str]:
             continue
         if argument.name in _MODES:
             found.append(argument.name)
-        elif argument.default is argument.empty or isinstance(argument.default, bool):
+        elif argument.name in _LIKE_MODES or argument.default is argument.empty or isinstance(argument.default, bool):
             raise ValueError(
                 f"{name}.__call__ takes {argument.name!r}, and nothing says what to pass: of {', '.join(_MODES)} the "
                 "simulator knows the values in rounds and in evaluation; rename the argument to one of them, or make "

@@ -82,7 +82,7 @@ class PartitionedDataset:
         """
         labels, rng = with_classes(self.dataset).test_labels, _random.generator(seed)
         of_class = [np.flatnonzero(labels == label) for label in range(self.dataset.num_classes)]
-        wanted = np.ceil(self.label_distribution * len(labels) / self.num_nodes).astype(np.int64)
+        wanted = -(-self.label_counts * len(labels) // (self.sizes[:, None] * self.num_nodes))  # rounded up, exactly
         held = [
             np.concatenate([rng.permutation(rows)[:count] for rows, count in zip(of_class, counts, strict=True)])
             for counts in wanted

@@ -125,18 +125,26 @@ def between_devices(
 
 def traffic(topology: Topology, weights: mixing.Weights, size: int | None, clock: Clock | None) -> dict[str, Any]:
     """Counts messages per node and round, and their bytes and seconds for a model of `size` bytes."""
-    sent, received, phases = mixing.messages(weights)
-    messages, averaging = float(sent.mean()), None
+    gossip = mixing.messages(weights)
+    messages, averaging, with_averaging = float(gossip.sent.mean()), None, None
     if topology.gradient_edges is not None:
         averaging = messages + 2 * len(topology.gradient_edges) / topology.num_nodes
+        gradients = mixing.messages(mixing.clique_average(topology))
+        with_averaging = mixing.Messages(*(models + more for models, more in zip(gossip, gradients, strict=True)))
     return {
         "messages": messages,
-        "max_messages": int(sent.max()),
+        "max_messages": int(gossip.sent.max()),
         "messages_averaging": averaging,
         "messages_averaging_paper": None if averaging is None else 2 * messages,
         "bytes": None if size is None else messages * size,
         "bytes_averaging": None if size is None or averaging is None else averaging * size,
-        "seconds": None
-        if clock is None or size is None
-        else float(clock.seconds(size * sent, size * received, phases).mean()),
+        "seconds": _seconds(clock, gossip, size),
+        "seconds_averaging": _seconds(clock, with_averaging, size),
     }
+
+
+def _seconds(clock: Clock | None, sent: mixing.Messages | None, size: int | None) -> float | None:
+    """Computes the mean length of rounds."""
+    if clock is None or sent is None or size is None:
+        return None
+    return float(clock.seconds(size * sent.sent, size * sent.received, sent.phases).mean())

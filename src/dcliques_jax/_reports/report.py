@@ -59,6 +59,7 @@ class Report:
     bytes_between_devices: int | None = None
     bytes_between_devices_averaging: int | None = None
     seconds: float | None = None  # length of a round by a clock, the mean over rounds, without averaging gradients
+    seconds_averaging: float | None = None
     expected: Expected | None = None  # under faults
 
     @property
@@ -135,6 +136,8 @@ class Report:
             rows.append(("  with gradient averaging", in_bytes(self.bytes_averaging)))
         if self.seconds is not None:
             rows.append(("seconds per round", f"{self.seconds:.3g}"))
+        if self.seconds_averaging is not None:
+            rows.append(("  with gradient averaging", f"{self.seconds_averaging:.3g}"))
         return rows
 
     def _device_rows(self) -> list[tuple[str, str]]:
