@@ -140,17 +140,7 @@ def parse(given: Mapping[str, Any]) -> Study:
         raise ValueError("a study needs at least the sections [data] and [topologies]")
     axes: dict[str, Any] = {section: dict(given.get(section, default)) for section, default in AXES.items()}
     grids = {name: _numbers(f"grids.{name}", values) for name, values in given.get("grids", {}).items()}
-    for label, table in axes["partitions"].items():
-        where = f"partitions.{label}"
-        names.check("partitions", without_sampling(table, where), where, ("dataset", "num_nodes"))
-    for label, table in axes["topologies"].items():
-        names.check("topologies", table, f"topologies.{label}", names.given_to("topology"))
-    for label, table in axes["algorithms"].items():
-        _check_grids(f"algorithms.{label}", table, grids)
-        names.check("algorithms", table, f"algorithms.{label}")
-    for label, several in axes["faults"].items():
-        for number, table in enumerate(several if isinstance(several, list) else [several]):
-            names.check("faults", table, f"faults.{label}[{number}]")
+    _check_axes(axes, grids)
     names.check("data", given["data"], "data")
     model = given.get("model", {"use": "logistic_regression"})
     names.check("models", model, "model", ("num_classes",))
@@ -180,6 +170,20 @@ def parse(given: Mapping[str, Any]) -> Study:
         targets=[_checks.share("targets", value) for value in given.get("targets", [])],
         axes=axes,
     )
+
+
+def _check_axes(axes: Mapping[str, Any], grids: Mapping[str, Any]) -> None:
+    for label, table in axes["partitions"].items():
+        where = f"partitions.{label}"
+        names.check("partitions", without_sampling(table, where), where, ("dataset", "num_nodes"))
+    for label, table in axes["topologies"].items():
+        names.check("topologies", table, f"topologies.{label}", names.given_to("topology"))
+    for label, table in axes["algorithms"].items():
+        _check_grids(f"algorithms.{label}", table, grids)
+        names.check("algorithms", table, f"algorithms.{label}")
+    for label, several in axes["faults"].items():
+        for number, table in enumerate(several if isinstance(several, list) else [several]):
+            names.check("faults", table, f"faults.{label}[{number}]")
 
 
 def _tuning(given: Mapping[str, Any]) -> dict[str, Any]:
