@@ -78,7 +78,10 @@ WITH_MATRICES = {
     "epidemic[local]": lambda p: topologies.epidemic(NODES, 3, local=True, seed=1),
     "stl_fw": lambda p: topologies.stl_fw(p, 4, seed=1),
     "from_matrices": lambda p: topologies.from_matrices(_lazy(topologies.ring(NODES, seed=1))),
-    "sequence": lambda p: topologies.sequence([topologies.ring(NODES, seed=1), topologies.exponential(NODES, seed=2)]),
+    # As many matrices as one_peer_exponential and base_graph have, so that one program holds all three.
+    "sequence": lambda p: topologies.sequence(
+        [(topologies.exponential if seed % 2 else topologies.ring)(NODES, seed=seed) for seed in range(5)]
+    ),
 }
 
 TOPOLOGIES = GRAPHS | WITH_MATRICES

@@ -1,6 +1,7 @@
 """The method in plain NumPy loops over nodes and neighbours, float64: slow, and easy to check against the paper."""
 
 import collections
+import functools
 
 import numpy as np
 
@@ -190,6 +191,7 @@ def gn_lenet(params, images):
     return x.reshape(len(x), -1) @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
 
 
+@functools.cache
 def threefry(key, first, second):
     """Threefry-2x32 with 20 rounds (Salmon et al. 2011), on Python integers: the two words of a block."""
     mask = 2**32 - 1
@@ -207,6 +209,7 @@ def threefry(key, first, second):
 
 def folded(key, *numbers):
     """The key that `jax.random.fold_in` makes, once per number."""
+    key = tuple(key)
     for number in numbers:
         key = threefry(key, 0, number)
     return key
@@ -226,7 +229,7 @@ class Fates:
     FAULTS, START, STEPS, PLACES = 2**32 - 2, 2**32 - 1, 2**32 - 1, 2**32 - 3  # that keys are folded with
 
     def __init__(self, key, num_nodes, faults):
-        self.key, self.num_nodes, self.faults = key, num_nodes, faults
+        self.key, self.num_nodes, self.faults = tuple(key), num_nodes, faults
         self.memory = {}
 
     def start_round(self, number):
@@ -430,14 +433,16 @@ def descent(x, rounds, rate):
     return x
 
 
-def chebyshev_descent(x, rounds, rate, eigenvalue, times):
+def chebyshev_descent(x, rounds, rate):
     """D-SGD with a polynomial of W: T_m(W / l) / T_m(1 / l), by the recursion of T_m itself."""
     for at in rounds:
-        y = x - rate * at.gradients(x)
-        before, now = y, at.gossip(y) / eigenvalue
+        w, *more = at.ws
+        eigenvalue = max(np.sort(np.abs(np.linalg.eigvalsh(w)))[-2], 1e-9)  # 0 if all nodes are joined
+        before = x - rate * at.gradients(x)
+        now = _times(w, before) / eigenvalue
         small, large = 1.0, 1 / eigenvalue
-        for _ in range(times - 1):
-            before, now = now, 2 * at.gossip(now) / eigenvalue - before
+        for _ in more:
+            before, now = now, 2 * _times(w, now) / eigenvalue - before
             small, large = large, 2 * large / eigenvalue - small
         x = now / large
     return x

@@ -16,10 +16,14 @@ from dcliques_jax._engine import sampling
 ROUNDS, BATCH = 7, 6  # of 20 examples a node: an epoch is 6, 6, 6, 2, and seven rounds reach into a second one
 
 
-def reference_batches(data, seed, rounds, batch_size):
-    """The mini-batches that a run with this seed draws, as [rounds][nodes] (inputs, labels)."""
+def reference_batches(data, seed, rounds, batch_size, most=None):
+    """The mini-batches that a run with this seed draws, as [rounds][nodes] (inputs, labels).
+
+    `most` is the number of examples of the largest node of all runs that are simulated together.
+    """
     key = jax.random.split(jax.random.key(seed, impl="threefry2x32"))[1]
-    per_epoch = -(-data.sizes.max() // batch_size)
+    most = most or data.sizes.max()
+    per_epoch = -(-most // batch_size)
     taken = []
     for number in range(rounds):
         epoch, turn = divmod(number, per_epoch)
@@ -27,7 +31,7 @@ def reference_batches(data, seed, rounds, batch_size):
         shuffled = np.take_along_axis(data.indices, np.asarray(order), axis=1)
         batch = []
         for node, size in enumerate(data.sizes):
-            share = batch_size * size / data.sizes.max()  # whole for the largest node
+            share = batch_size * size / most  # whole for the largest node
             first, last = (min(math.floor(share * count + 1e-9), size) for count in (turn, turn + 1))
             examples = shuffled[node, :size][first:last]
             batch.append((data.dataset.train_inputs[examples], data.dataset.train_labels[examples]))
