@@ -229,7 +229,7 @@ class Fates:
     FAULTS, START, STEPS, PLACES = 2**32 - 2, 2**32 - 1, 2**32 - 1, 2**32 - 3  # that keys are folded with
 
     def __init__(self, key, num_nodes, faults):
-        self.key, self.num_nodes, self.faults = tuple(key), num_nodes, faults
+        self.key, self.num_nodes, self.faults = key, num_nodes, faults
         self.memory = {}
 
     def start_round(self, number):

@@ -427,7 +427,7 @@ def largest(count):
 
 def run_key():
     """The key of the rounds of a run with seed 0."""
-    return tuple(np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0, impl="threefry2x32"))[1])))
+    return np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0, impl="threefry2x32"))[1]))
 
 
 def node_key(number, node):
