@@ -342,6 +342,12 @@ def test_the_command_line_runs_lists_and_refuses(tmp_path, capsys):
         ('{tune = "rate"}', '{tune = "rats"}', r"refers to \{tune = 'rats'\}, but \[grids\] has rate"),
         ("rate = [0.03, 0.3]", 'rate = ["a"]', "grids.rate='a' must be a number"),
         ("p = 0.1", "q = 0.1", r"faults.loss\[0\].q=0.1 is not an argument of message_loss"),
+        ("p = 0.1", "p = 3", r"faults.loss\[0\]: p=3 must be"),
+        (
+            "[algorithms.d2]",
+            "[algorithms.gossip_momentum]\nlearning_rate = {tune = 'rate'}\nmomentum = [0.9, 0.99]\n[algorithms.d2]",
+            r"algorithms.gossip_momentum: momentum=\[0.9, 0.99\] must be a number",
+        ),
         ("rounds = 4", "round = 4", "simulate.round=4 is unknown: choose one of epochs"),
         ("targets = [0.3, 0.99]", "targets = [3]", "targets=3 must be a number in 0..1"),
         (

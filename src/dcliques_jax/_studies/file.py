@@ -172,7 +172,8 @@ def parse(given: Mapping[str, Any]) -> Study:
     )
 
 
-def _check_axes(axes: Mapping[str, Any], grids: Mapping[str, Any]) -> None:
+def _check_axes(axes: Mapping[str, Any], grids: Mapping[str, list[float]]) -> None:
+    first = {name: values[0] for name, values in grids.items()}
     for label, table in axes["partitions"].items():
         where = f"partitions.{label}"
         names.check("partitions", without_sampling(table, where), where, ("dataset", "num_nodes"))
@@ -181,9 +182,20 @@ def _check_axes(axes: Mapping[str, Any], grids: Mapping[str, Any]) -> None:
     for label, table in axes["algorithms"].items():
         _check_grids(f"algorithms.{label}", table, grids)
         names.check("algorithms", table, f"algorithms.{label}")
+        if not has_schedule(table):  # learning rates in epochs need the data
+            _check_values(f"algorithms.{label}", "algorithms", label, filled(table, first))
     for label, several in axes["faults"].items():
         for number, table in enumerate(several if isinstance(several, list) else [several]):
             names.check("faults", table, f"faults.{label}[{number}]")
+            _check_values(f"faults.{label}[{number}]", "faults", "", table)
+
+
+def _check_values(where: str, section: str, label: str, table: Mapping[str, Any]) -> None:
+    """Builds what needs no data, so that wrong values are refused before hours of other cases."""
+    try:
+        names.build(section, label, table)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def _tuning(given: Mapping[str, Any]) -> dict[str, Any]:
