@@ -197,7 +197,8 @@ def main(results, page, more=None):
         draw_faults(cases, study, page / "faults.png")
         names = {"accuracy": "mean over nodes", "accuracy_min": "lowest node", "mean_model_accuracy": "mean model"}
         over_epochs = [("epoch", y, ("epoch", f"test accuracy, {told} [%]")) for y, told in names.items()]
-        over_costs = [(x, "accuracy", (f"{unit} per node", "test accuracy [%]")) for x, unit in COSTS.items()]
+        units = {x: unit if x.startswith("seconds") else f"{unit} per node" for x, unit in COSTS.items()}
+        over_costs = [(x, "accuracy", (unit, "test accuracy [%]")) for x, unit in units.items()]
         for partition in shown(new, study):
             name = partition.replace(" ", "-").lower()
             draw_curves(frame, new, partition, over_epochs, page / f"epochs-{name}.png", logarithmic=False)

@@ -48,6 +48,16 @@ def test_sequences_take_what_their_rounds_take():
     np.testing.assert_allclose(seconds, [0, 2 * (2 + 9) * BYTES])
 
 
+def test_rounds_in_which_nobody_sends_wait_for_nobody():
+    """The matrices I, W in turn are two local steps."""
+    ring, still = topologies.ring(10), clocks.synchronous(latency=1.0, bandwidth=1e18)
+    matrices = [np.eye(10), ring.weights().to_dense()]
+    one = run(topologies.from_matrices(matrices), algorithms.dsgd(clique_averaging=False)).seconds(still)
+    other = run(ring, algorithms.local_steps(algorithms.dsgd(clique_averaging=False), 2)).seconds(still)
+    np.testing.assert_allclose(one, [0, 2], rtol=1e-9)
+    np.testing.assert_allclose(one, other, rtol=1e-9)
+
+
 def test_seeds_and_sweeps_have_seconds_and_files_keep_them(tmp_path):
     graphs = [topologies.ring(10), topologies.fully_connected(10)]
 

@@ -469,3 +469,14 @@ def test_masked_arrays_are_refused():
     inputs = np.ma.masked_less(np.eye(4), 0.5)
     with pytest.raises(ValueError, match="a masked array would lose its mask"):
         datasets.from_arrays(inputs, [0, 1, 2, 2], np.eye(4), [0, 1, 2, 2])
+
+
+def test_the_checksum_depends_on_validation_examples():
+    images, labels = np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1])
+    sets = [
+        dataclasses.replace(
+            datasets.from_arrays(images, labels, images, labels), validation_inputs=inputs, validation_labels=of_inputs
+        )
+        for inputs, of_inputs in ((None, None), (images, labels), (images, 1 - labels), (images + 1, labels))
+    ]
+    assert len({each.checksum for each in sets}) == 4

@@ -295,6 +295,9 @@ def test_groups_stay_together():
                 owners.setdefault(groups[example], set()).add(node)
         assert all(len(nodes) == 1 for nodes in owners.values())
         assert data.sizes.sum() == 300
+    for labels in (np.zeros((300, 8), int), np.zeros((300, 2))):  # sequences, and real targets
+        several = datasets.from_arrays(np.zeros((300, 8)), labels, np.zeros((4, 8)), labels[:4])
+        assert (partitions.by_group(several, 3, groups=groups).sizes == data.sizes).all()
     with pytest.raises(ValueError, match="num_nodes=6"):
         partitions.by_group(dataset, 6, groups=groups)
     with pytest.raises(ValueError, match=r"groups have shape \(3,\)"):

@@ -613,7 +613,8 @@ PARITY = [
     ("SAM, tracking", "random_matchings", "nothing"),
     ("quasi-global momentum", "random_matchings", "nothing"),
     ("gossiped momentum, wrapped", "random_matchings", "links"),
-    ("tracking, averaging", "d_cliques[uneven]", "both ways"),
+    ("tracking, averaging", "d_cliques[uneven]", "nothing"),
+    ("tracking", "d_cliques[uneven]", "both ways"),
     ("D2", "d_cliques[uneven]", "both ways"),
     ("quasi-global Nesterov", "d_cliques[uneven]", "everything"),
     ("D-SGD, wrapped", "fully_connected", "nothing"),
@@ -1029,6 +1030,15 @@ def refused(algorithm, topology, fault=None):
 CHOCO = algorithms.choco(SGD, compressors.top_k(0.5), 0.5)
 CHEBYSHEV = algorithms.repeated_gossip(algorithms.dsgd(), 3, chebyshev=True)
 DIRECTED = faults.message_loss(0.1, directed=True)
+TRACKING_AVERAGES = algorithms.gradient_tracking(clique_averaging=True)
+
+
+def whole_cliques():
+    return topologies.d_cliques(np.eye(5)[np.arange(20) % 5], clique_size=5)
+
+
+def incomplete_cliques():
+    return topologies.remove_intra_clique_edges(whole_cliques(), 1)
 
 
 def local_epidemic():
@@ -1046,6 +1056,12 @@ def local_epidemic():
         (algorithms.d2(), lambda: topologies.random_matchings(20), None, "drawn in every round: use gradient_tracking"),
         (algorithms.d2(), lambda: topologies.epidemic(20, 3), None, "drawn in every round: use gradient_tracking"),
         (algorithms.d2(), local_epidemic, None, "use gradient_tracking|column"),
+        (
+            algorithms.dsgd(),
+            digraph,
+            None,
+            r"node 0 sends to 2 others, and node 0 to 2 and hears from 1\. Use algorithms.push_sum",
+        ),
         (algorithms.local_steps(algorithms.d2(), 2), lambda: topologies.ring(20), None, "D2 is unstable.*tracking"),
         (
             algorithms.local_steps(algorithms.d2(), 3),
@@ -1062,6 +1078,11 @@ def local_epidemic():
         (algorithms.d2(), lambda: topologies.ring(20), DIRECTED, "columns of W no longer sum to 1.*algorithms.dsgd"),
         (algorithms.gradient_tracking(), lambda: topologies.ring(20), DIRECTED, "losses in both directions"),
         (algorithms.gradient_tracking(), local_epidemic, None, "column"),
+        (TRACKING_AVERAGES, incomplete_cliques, None, "columns of G do not sum to 1.*clique_averaging=False"),
+        (algorithms.local_steps(TRACKING_AVERAGES, 2), incomplete_cliques, None, "columns of G do not sum to 1"),
+        (algorithms.d2(clique_averaging=True), incomplete_cliques, None, "columns of G do not sum to 1"),
+        (TRACKING_AVERAGES, whole_cliques, faults.message_loss(0.1), "mean of averaged gradients.*omit the fault"),
+        (TRACKING_AVERAGES, whole_cliques, faults.churn(0.1, 0.5), "mean of averaged gradients"),
         (
             algorithms.gradient_tracking(),
             lambda: topologies.exponential(20),

@@ -337,6 +337,24 @@ class DrawsAlways(nn.Module):
 INIT, APPLY = perceptron.model(START)
 
 
+class Coupled(nn.Module):
+    """Statistics of the batch, also in evaluation: no state, but padding must not enter them."""
+
+    couples_examples: bool = True
+
+    @nn.compact
+    def __call__(self, inputs):
+        return nn.Dense(4)(layers.BatchNorm(running=False)(nn.Dense(9)(inputs)))
+
+
+def test_modules_with_statistics_of_batches_and_no_state_say_so():
+    assert np.isfinite(run(Coupled()).history.loss).all()
+    with pytest.raises(ValueError, match=r"fewer than batch_size=6 .*sampled\('full_batches'\)"):
+        run(Coupled(), batch_size=6)
+    with pytest.raises(ValueError, match=r"Coupled has BatchNorm.*couples_examples = True"):
+        run(Coupled(couples_examples=False))
+
+
 def test_optional_arguments_that_are_no_modes_are_left_alone():
     assert shapes(Masked())[0]["Dense_0"]["kernel"].shape == (6, 4)
 

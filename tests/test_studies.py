@@ -310,6 +310,7 @@ def test_the_command_line_runs_lists_and_refuses(tmp_path, capsys):
         ("num_nodes = 10", "nodes = 10", "nodes=10 is unknown: choose one of title, num_nodes"),
         ("num_nodes = 10", "num_nodes = 0", "num_nodes=0"),
         ("seeds = [0, 1]", "seeds = 3", "seeds=3 must be a list of numbers"),
+        ("rounds = 2}", "metric = 'local_accuracy'}", "tune.metric='local_accuracy' is unknown"),
         ("rounds = 2}", "metric = 'acuracy'}", "tune.metric='acuracy' is unknown: choose one of accuracy"),
         ('evaluate_on = "test"', 'evaluate_on = "tset"', "tune.evaluate_on='tset' is unknown"),
         ("rounds = 2}", "rounds = 2, epochs = 1}", "tune.epochs=1 and tune.rounds=2: pass either, not both"),
@@ -342,6 +343,13 @@ def test_the_command_line_runs_lists_and_refuses(tmp_path, capsys):
         ('{tune = "rate"}', '{tune = "rats"}', r"refers to \{tune = 'rats'\}, but \[grids\] has rate"),
         ("rate = [0.03, 0.3]", 'rate = ["a"]', "grids.rate='a' must be a number"),
         ("p = 0.1", "q = 0.1", r"faults.loss\[0\].q=0.1 is not an argument of message_loss"),
+        ("targets = [0.3, 0.99]", "targets = 0.9", "targets=0.9 must be a list"),
+        ("[grids]\nrate = [0.03, 0.3]\nrate2 = [0.5]", "[[grids]]\nrate = [0.03]", "grids=.* must be a table"),
+        ("targets = [0.3, 0.99]", "metrics = ['a']", r"metrics=\['a'\] must be a table"),
+        ('tune = {evaluate_on = "test", rounds = 2}', "tune = 'accuracy'", "tune='accuracy' must be a table"),
+        ('"synthetic"', '["synthetic"]', r"data.use=\['synthetic'\] is unknown"),
+        ("num_train = 300", "num_train = 2026-01-01", "numbers, strings, lists and tables only"),
+        ('{tune = "rate"}', "{tune = [0.1, 0.3]}", r"\{tune = \[0.1, 0.3\]\} must be the name of a list"),
         ("p = 0.1", "p = 3", r"faults.loss\[0\]: p=3 must be"),
         (
             "[algorithms.d2]",
@@ -367,6 +375,8 @@ def test_bad_files_are_refused_with_the_key_and_what_would_do(tmp_path, old, new
 
 
 def test_combinations_can_be_skipped():
+    single = tomllib.loads(TEXT) | {"skip": {"algorithms": "d2", "faults": ["loss"]}}
+    assert "shards, ring, d2, loss" not in [case.name() for case in studies.parse(single).cases()]
     given = tomllib.loads(TEXT) | {"skip": [{"algorithms": "d2", "faults": ["loss"]}, {"topologies": "moving"}]}
     names = [case.name() for case in studies.parse(given).cases()]
     assert names == ["shards, ring, dsgd", "shards, ring, dsgd, loss", "shards, ring, d2"]
@@ -392,6 +402,83 @@ def test_another_length_stretches_learning_rates(tmp_path):
     assert study.simulate["epochs"] == 30
     assert (table["learning_rate"]["warm_up"], table["learning_rate"]["drops"]) == (0.5, [15, 22.5])
     assert (table["learning_rate"]["peak"], table["momentum"]) == (0.8, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("simulate", "epochs", "expected"),
+    [
+        ("rounds = 200, eval_every = 50", 10, {"epochs": 10}),
+        ("epochs = 10, eval_every = [5, 10]", 4, {"epochs": 4, "eval_every": [2, 4]}),
+        ("epochs = 10, eval_every = [1, 2, 10]", 1, {"epochs": 1, "eval_every": [1]}),
+    ],
+)
+def test_another_length_changes_evaluations_and_tuning(simulate, epochs, expected):
+    text = TEXT.replace("rounds = 4, eval_every = 2", simulate).replace("rounds = 2}", "epochs = 20}")
+    study = studies.parse(tomllib.loads(text)).lasting(epochs)
+    assert study.simulate == expected | {"batch_size": 10}
+    assert study.tune["epochs"] == (20 if "rounds" in simulate else 2 * epochs)
+
+
+def test_a_fault_may_be_named_by_its_label():
+    text = TEXT.replace('loss = [{use = "message_loss", p = 0.1}]', "message_loss = {p = 0.1}")
+    study = studies.parse(tomllib.loads(text))
+    (case,) = [c for c in study.cases() if list(c.labels.values()) == ["shards", "ring", "d2", "message_loss"]]
+    assert [fault.name for fault in Builder(study).faults(case)] == ["message_loss(0.1)"]
+
+
+def test_wrong_values_are_refused_before_the_first_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "trained", None)
+    text = TEXT.replace(
+        "[topologies.moving]", '[topologies.late]\nuse = "d_cliques"\ninter = "smal"\n[topologies.moving]'
+    )
+    with pytest.raises(ValueError, match=r"topologies\.late: inter='smal' is unknown"):
+        studies.run(studies.parse(tomllib.loads(text)), tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_does_not_hide_a_shipped_study(tmp_path, monkeypatch):
+    (tmp_path / "comparison").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert studies.read("comparison").title == "Comparison"
+
+
+def test_ctrl_c_during_the_last_evaluation_ends_the_study(tmp_path, monkeypatch):
+    real = kept.simulate
+
+    def interrupted(*arguments, **options):
+        result = real(*arguments, **options)
+        if options.get("rounds") == 0:
+            object.__setattr__(result, "interrupted", True)
+        return result
+
+    text = TEXT.replace("eval_every = 2", "eval_every = 2, eval_examples = 7")
+    options = {"only": ["ring", "d2", "none"], "progress": False}
+    monkeypatch.setattr(kept, "simulate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        studies.run(studies.parse(tomllib.loads(text)), tmp_path / "out", **options)
+    monkeypatch.setattr(kept, "simulate", real)
+    (outcome,) = studies.run(studies.parse(tomllib.loads(text)), tmp_path / "out", resume=True, **options)
+    assert outcome.result.provenance["final"] is not None
+
+
+@pytest.mark.parametrize("sampling", ["", 'sampling = "full_batches"'])
+def test_learning_rates_in_epochs_know_the_nodes_of_all_seeds(sampling, monkeypatch):
+    text = TEXT.replace("[partitions.shards]", f"[partitions.dirichlet]\nalpha = 0.3\n{sampling}")
+    text = text.replace("rounds = 4", "epochs = 4").replace("seeds = [0, 1]", "seeds = [0, 1, 2]")
+    text = text.replace("learning_rate = 0.1}", 'learning_rate = {use = "in_epochs", peak = 0.1}}')
+    study = studies.parse(tomllib.loads(text))
+    (case,) = [c for c in study.cases() if list(c.labels.values()) == ["dirichlet", "ring", "d2", "none"]]
+    told = []
+    monkeypatch.setitem(
+        names.BUILDERS,
+        "schedules",
+        {"in_epochs": lambda peak, rounds_per_epoch, epochs: told.append(rounds_per_epoch) or peak},
+    )
+    builder = Builder(study)
+    arguments = builder.arguments(case, study.seeds, {})
+    sizes = [each.sizes for each in arguments["dataset"]]
+    expected = min(size.min() for size in sizes) // 10 if sampling else -(-max(size.max() for size in sizes) // 10)
+    assert told == [expected]
 
 
 def test_other_definitions_have_other_folders():

@@ -1,13 +1,28 @@
 """Sweeps: all combinations in one program, each as a run of its own."""
 
 import dataclasses
+import signal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from dcliques_jax import algorithms, compressors, datasets, partitions, simulate, topologies
+from dcliques_jax import (
+    algorithms,
+    compressors,
+    datasets,
+    faults,
+    metrics,
+    models,
+    partitions,
+    prepare,
+    simulate,
+    topologies,
+)
+from dcliques_jax._engine import memory
+from dcliques_jax._engine.simulation import Simulation
 from dcliques_jax.results import Result
 
 DATA = partitions.shards(datasets.synthetic(num_train=200), 10)
@@ -120,6 +135,83 @@ def test_sweeps_resume_to_the_same_bits(tmp_path):
         run(momentum, sweep={"learning_rate": [0.02, 0.1], "momentum": [0.5]}, checkpoint_dir=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("finished", "sweep"),
+    [(5, {"rate": [0.01, 0.05], "seeds": [0, 1]}), (2, {"rate": [0.01], "seeds": [0, 1]}), (1, None)],
+)
+def test_an_interrupted_sweep_keeps_what_has_the_shape_of_a_sweep(finished, sweep, monkeypatch):
+    """One run at a time; Ctrl-C in the first round of the run after the finished ones."""
+    monkeypatch.setattr(memory, "available", lambda mesh: 1)
+    monkeypatch.setattr(memory, "check", lambda *_: None)
+    original, started = Simulation._run, []
+
+    def watched(simulation, count):
+        started.append(count)
+        if sum(started) == 8 * finished + 4:
+            signal.raise_signal(signal.SIGINT)
+        return original(simulation, count)
+
+    def factory(rate):
+        return algorithms.dsgd(optax.sgd(rate))
+
+    whole = run(factory, sweep={"rate": [0.01, 0.05, 0.1]}, seeds=[0, 1])
+    monkeypatch.setattr(Simulation, "_run", watched)
+    with pytest.warns(RuntimeWarning, match="interrupted"):
+        result = run(factory, sweep={"rate": [0.01, 0.05, 0.1]}, seeds=[0, 1])
+    if sweep is None:
+        assert result.combinations() == []
+        np.testing.assert_allclose(result.history.loss, whole.history.loss[0, :1], rtol=1e-5)
+        return
+    assert result.provenance["sweep"] == {"rate": sweep["rate"]}
+    assert result.provenance["seeds"] == sweep["seeds"]
+    for rate in sweep["rate"]:
+        found, expected = result.at(rate=rate).history, whole.at(rate=rate).history
+        np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-5)
+        np.testing.assert_array_equal(found.bytes, expected.bytes)
+    assert len(result.to_pandas()) == result.history.accuracy.size
+
+
+@pytest.mark.parametrize("seeds", [[1, 2, 3], None])
+def test_every_combination_continues_the_state_of_its_seed(seeds):
+    def factory(rate):
+        return algorithms.dsgd(optax.sgd(rate))
+
+    more = {"init": "independent"} | ({} if seeds is None else {"seeds": seeds})
+    before = run(factory(0.1), **more)
+    again = more | {"init": before.state}
+    found = run(factory, sweep={"rate": [0.01, 0.02, 0.03]}, **again)
+    alone = run(factory(0.02), **again)
+    np.testing.assert_allclose(found.at(rate=0.02).history.loss, alone.history.loss, rtol=1e-5)
+    with pytest.raises(ValueError, match=f"state of {len(seeds or [0])} seeds, but there are 2"):
+        run(factory, sweep={"rate": [0.01, 0.02, 0.03]}, init=before.state, seeds=[1, 2])
+
+
+def test_what_all_combinations_miss_does_not_count_and_is_no_divergence():
+    def factory(rate):
+        return algorithms.dsgd(optax.sgd(rate))
+
+    model = models.logistic_regression()
+    own = {"classes": metrics.per_class_accuracy(model)}
+    options = {"model": model, "faults": faults.participation(0.3), "metrics": own, "eval_examples": 5}
+    result = run(factory, sweep={"rate": [0.001, 0.1]}, eval_every=1, **options)
+    last = result.history.extra["classes"][:, -1].reshape(2, -1)
+    assert np.isnan(last).any(axis=1).all()
+    best = int(np.nanmean(last, axis=1).argmax())
+    assert result.best("classes").provenance["sweep"] == {"rate": [0.001, 0.1][best]}
+    with pytest.raises(ValueError, match="metric='local_accuracy' was not measured"):
+        result.best("local_accuracy")
+
+
+def test_swept_step_sizes_keep_the_type_of_models():
+    def algorithm(step_size):
+        return algorithms.choco(optax.sgd(0.1), compressors.top_k(0.2), step_size)
+
+    simulation = prepare(topologies.ring(10), DATA, algorithm=algorithm, sweep={"step_size": [0.1, 0.5]})
+    half = jax.tree.map(lambda leaf: leaf[0].astype(jnp.bfloat16), simulation.params)
+    result = run(algorithm, sweep={"step_size": [0.1, 0.5]}, init=half)
+    assert {leaf.dtype for leaf in jax.tree.leaves(result.params)} == {jnp.dtype(jnp.bfloat16)}
+
+
 def test_step_sizes_of_compressed_gossip_are_swept():
     def algorithm(step_size):
         return algorithms.choco(optax.sgd(0.1), compressors.top_k(0.2), step_size)
@@ -150,7 +242,7 @@ def compressed(share):
         (concrete, {"learning_rate": 0.1}, "must be a list of numbers"),
         (concrete, {"learning_rate": ["a"]}, "'a' must be a number"),
         (concrete, {"learning_rate": [0.1, 0.1]}, "must hold different numbers"),
-        (lambda k: algorithms.local_steps(algorithms.dsgd(), k), {"k": [1, 2]}, r"k=1\.0 must be an integer"),
+        (lambda k: algorithms.local_steps(algorithms.dsgd(), k), {"k": [1, 2]}, r"traced values of \['k'\].*must be"),
         (compressed, {"share": [0.1]}, r"does not accept traced values of \['share'\].*\(fraction=.*must be a number"),
     ],
 )

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -226,11 +227,14 @@ def _traffic(setup: Setup, runs: list[Run]) -> list[Traffic]:
 
 def _result(setup: Setup, schedule: Schedule, outcomes: list[loop.Outcome]) -> Result:
     """Combines all runs into a result, without the axis of runs unless the user passed `seeds`."""
-    runs = setup.runs[: sum(len(outcome.state.round) for outcome in outcomes)]  # the runs that have started
-    axes = setup.axes if len(runs) == len(setup.runs) else (len(runs),)
+    axes, started = setup.axes, sum(len(outcome.state.round) for outcome in outcomes)
+    if started < len(setup.runs):  # interrupted: keep all runs of some values of the first argument, or a list of runs
+        row = math.prod(axes[1:])
+        axes = (started // row, *axes[1:]) if started >= row else (started,)
+    runs = setup.runs[: math.prod(axes)]
 
     def of_user(tree: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf.reshape((*axes, *leaf.shape[1:])), tree)
+        return jax.tree.map(lambda leaf: leaf[: len(runs)].reshape((*axes, *leaf.shape[1:])), tree)
 
     history = loop.make_history(outcomes, runs, setup.plan, of_user)
     states = [jax.tree.map(lambda leaf, r=r: leaf[r], o.state) for o in outcomes for r in range(len(o.state.round))]
@@ -241,7 +245,9 @@ def _result(setup: Setup, schedule: Schedule, outcomes: list[loop.Outcome]) -> R
     if traffic:  # mean over nodes and runs
         about["messages_per_round"] = float(np.mean([sent.messages for sent in traffic]))
         about["bytes_per_round"] = float(np.mean([sent.bytes for sent in traffic]))
-    if runs[0].values:
+    if len(axes) < len(setup.axes):
+        about["sweep"] = None
+    elif runs[0].values:
         first = [run for run in runs if run.values == runs[0].values]
         about["seeds"] = [run.seed for run in first]
         about["sweep"] = {name: list(dict.fromkeys(run.values[name] for run in runs)) for name in runs[0].values}

@@ -107,10 +107,11 @@ class Dataset:
 
     @functools.cached_property
     def checksum(self) -> str:
-        """A checksum of all training and test examples, and of the `byte_scale`."""
+        """A checksum of all training, test and validation examples, and of the `byte_scale`."""
         inputs = self.train_inputs if self.train_bytes is None else self.train_bytes
         scale = np.array(np.broadcast_arrays(*self.byte_scale or ()), np.float64)
-        return _arrays.checksum(inputs, scale, self.train_labels, self.test_inputs, self.test_labels)
+        validation = [] if self.validation_labels is None else [self.validation_inputs, self.validation_labels]
+        return _arrays.checksum(inputs, scale, self.train_labels, self.test_inputs, self.test_labels, *validation)
 
     def __repr__(self) -> str:
         return (

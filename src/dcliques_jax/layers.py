@@ -133,6 +133,8 @@ class BatchNorm(nn.Module):
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Normalises each channel over the batch and all positions, then scales and shifts it."""
+        if not self.running and self.is_initializing():
+            _check_coupled(self)
         channels, others = inputs.shape[-1:], tuple(range(inputs.ndim - 1))
         scale = self.param("scale", nn.initializers.ones, channels)
         bias = self.param("bias", nn.initializers.zeros, channels)
@@ -153,6 +155,19 @@ class BatchNorm(nn.Module):
         factor = lax.rsqrt(variance + self.epsilon) * scale
         normalised = precise * jnp.expand_dims(factor, others) + jnp.expand_dims(bias - mean * factor, others)
         return normalised.astype(jnp.result_type(inputs, scale, bias))
+
+
+def _check_coupled(norm: nn.Module) -> None:
+    """Raises a `ValueError` unless the outermost module says that its outputs depend on the whole batch."""
+    outermost = norm
+    while isinstance(outermost.parent, nn.Module):
+        outermost = outermost.parent
+    if outermost is not norm and not getattr(outermost, "couples_examples", False):
+        name = type(outermost).__name__
+        raise ValueError(
+            f"{name} has BatchNorm(running=False), which must not see the padding of short batches: set the attribute "
+            f"couples_examples = True in the class {name}, so that batches are checked"
+        )
 
 
 class EvoNorm(nn.Module):

@@ -302,10 +302,10 @@ def messages(weights: Weights) -> Messages:
     if isinstance(weights, GroupMean):
         group = np.asarray(weights.group)
         others = (np.bincount(group)[group] - 1)[None]
-        return Messages(others, others, np.ones(1, np.int64))
+        return Messages(others, others, others.any(axis=1).astype(np.int64))
     outside = [without_diagonal(matrix) != 0 for matrix in weights.matrices()]
     sent, received = (np.stack([np.asarray(matrix.sum(axis=axis)) for matrix in outside]) for axis in (0, 1))
-    return Messages(sent.astype(np.int64), received.astype(np.int64), np.ones(len(outside), np.int64))
+    return Messages(sent.astype(np.int64), received.astype(np.int64), np.asarray(sent.any(axis=1), np.int64))
 
 
 def messages_sent(weights: Weights) -> np.ndarray:

@@ -294,7 +294,7 @@ def by_group(dataset: Dataset, num_nodes: int, *, groups: npt.ArrayLike, seed: i
     array([120, 120, 120, 120, 120,  80,  80,  80,  80,  80])
     """
     given = np.asarray(groups)
-    if given.shape != checked(dataset).train_labels.shape:
+    if given.shape != (len(checked(dataset).train_labels),):
         raise ValueError(f"groups have shape {given.shape}: pass one for each of {len(dataset.train_labels)} examples")
     names, member = np.unique(given, return_inverse=True)
     num_nodes = _checks.integer("num_nodes", num_nodes, 1, len(names), "the number of groups")

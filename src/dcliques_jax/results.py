@@ -269,12 +269,17 @@ class Result:
             raise ValueError(f"metric={metric!r} is unknown: choose one of {', '.join([*MEASURED, *history.extra])}")
         measured = history.extra[metric] if metric in history.extra else getattr(history, metric)
         lead = len(self._axes())
-        scores = np.take(measured, -1, axis=lead).reshape(*self._sweep_shape(), -1).mean(axis=-1, dtype=np.float64)
+        last = np.take(measured, -1, axis=lead).reshape(*self._sweep_shape(), -1).astype(np.float64)
         if largest is None:
             largest = not metric.endswith(("loss", "distance")) and metric not in _COSTS
-        finite = np.isfinite(history.loss).reshape(*self._sweep_shape(), -1).all(axis=-1) & np.isfinite(scores)
+        finite = np.isfinite(history.loss).reshape(*self._sweep_shape(), -1).all(axis=-1)
         if not finite.any():
             raise ValueError(f"all combinations of {self.provenance['sweep']} diverged: try smaller values")
+        known = ~np.isnan(last[finite]).all(axis=0)  # offline nodes, classes that no example has, ... are NaN in all
+        if not known.any():
+            raise ValueError(f"metric={metric!r} was not measured: it is NaN in all combinations")
+        scores = last[..., known].mean(axis=-1)
+        finite &= np.isfinite(scores)
         ranked = np.where(finite, scores if largest else -scores, -np.inf)
         return self.at(**self.combinations()[int(ranked.argmax())])
 

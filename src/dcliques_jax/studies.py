@@ -51,7 +51,7 @@ _SHIPPED = pathlib.Path(__file__).parent / "_studies" / "shipped"
 def read(path: str | os.PathLike[str]) -> Study:
     """Reads the file of a study, or a shipped study by its name. A `ValueError` names what is wrong in it."""
     given = pathlib.Path(path)
-    return file.read(shipped().get(os.fspath(path), given) if not given.exists() else given)
+    return file.read(given if given.is_file() else shipped().get(os.fspath(path), given))
 
 
 def shipped() -> dict[str, pathlib.Path]:

@@ -18,6 +18,7 @@ from dcliques_jax._algorithms.contract import (
     num_parameters,
     over_topology,
     sends,
+    times,
     updated,
 )
 from dcliques_jax.compressors import Compressor
@@ -71,7 +72,7 @@ def choco(
         change = jax.tree.map(jnp.subtract, local, copies)
         copies = jax.tree.map(jnp.add, copies, _compressed(compressor, round.node_keys(), change))
         mixed = mixing.mix(network.gossip, copies)
-        params = jax.tree.map(lambda y, new, old: y + step_size * (new - old), local, mixed, copies)
+        params = jax.tree.map(lambda y, new, old: y + times(step_size, new - old), local, mixed, copies)
         return params, (of_optimizer, copies)
 
     traits = Traits(

@@ -177,5 +177,10 @@ def updated(
     return optax.apply_updates(params, updates), state
 
 
+def times(factor: Any, leaf: jax.Array) -> jax.Array:
+    """Multiplies in the type of the leaf: schedules and values of a sweep are float32, and bfloat16 must stay so."""
+    return (factor.astype(leaf.dtype) if hasattr(factor, "dtype") else factor) * leaf
+
+
 def _as_weights(matrix: Any) -> mixing.Weights:
     return matrix if isinstance(matrix, mixing.Weights) else mixing.from_matrix(matrix)

@@ -40,6 +40,8 @@ def gradient_tracking(
     Y is the mean of the gradients in every round if columns of W sum to 1, also if W changes from round to round. X and
     Y travel in one message, twice the size of a model.
 
+    Clique Averaging must keep the mean of the gradients, too. It does so in whole cliques if nothing fails.
+
     Args:
       optimizer: any optax transformation of the tracked gradient Y. `optax.adam` has no bias here.
       clique_averaging: whether to average gradients over cliques before they are tracked, see `over_topology`.
@@ -68,7 +70,7 @@ def gradient_tracking(
         return params, (of_optimizer, mixed, gradients)
 
     network = over_topology(clique_averaging=clique_averaging, weights=weights)
-    traits = Traits(requires="columns", sends=sends(lambda params: 2 * model_bytes(params)))
+    traits = Traits("columns", sends=sends(lambda params: 2 * model_bytes(params)), check=_check_gradients)
     return Algorithm(network, init, step, traits)
 
 
@@ -82,6 +84,8 @@ def d2(
     """D2 (Tang et al., 2018), also known as exact diffusion and NIDS: corrects each model by its last gossip error.
 
         X+ = V (X + u + C),   C+ = X+ - X - u      u = optimizer(G), C = 0 at first; V = W or (I + W) / 2
+
+    Clique Averaging must keep the mean of gradients, as in `gradient_tracking`.
 
     It is unstable on a symmetric W with an eigenvalue below -1/3, and on most sequences of matrices. Before anything is
     compiled, the growth of differences is computed: on one symmetric matrix of any size, else up to 2000 nodes.
@@ -126,7 +130,16 @@ def d2(
     return Algorithm(network, init, step, Traits(requires="columns", sends=sends(), check=_check_stable))
 
 
+def _check_gradients(network: Network) -> None:
+    if mixing.meets(network.gradients) == "rows":
+        raise ValueError(
+            "the averages of gradients have another mean than the gradients, since columns of G do not sum to 1, as in "
+            "cliques without some of their edges: models would end beside the optimum; pass clique_averaging=False"
+        )
+
+
 def _check_stable(network: Network) -> None:
+    _check_gradients(network)
     growth = d2_growth(network.gossip)
     if growth > _STABLE:
         raise ValueError(

@@ -17,6 +17,7 @@ from dcliques_jax._algorithms.contract import (
     model_bytes,
     over_topology,
     sends,
+    times,
 )
 
 Rate = float | jax.Array | Callable[[jax.Array], jax.Array]
@@ -51,8 +52,8 @@ def gossip_momentum(
     def step(params: Params, gradients: Params, state: State, network: Network, round: Round) -> tuple[Params, State]:
         gradients = mixing.mix(network.gradients, gradients)
         rate = _rate(learning_rate, round)
-        velocity = jax.tree.map(lambda m, g: _times(momentum, m) + g, state, gradients)
-        moved = jax.tree.map(lambda x, m: x - _times(rate, m), params, velocity)
+        velocity = jax.tree.map(lambda m, g: times(momentum, m) + g, state, gradients)
+        moved = jax.tree.map(lambda x, m: x - times(rate, m), params, velocity)
         return mixing.mix(network.gossip, (moved, velocity))
 
     traits = Traits(requires="rows", sends=sends(lambda params: 2 * model_bytes(params)))
@@ -94,14 +95,14 @@ def quasi_global_momentum(
     def step(params: Params, gradients: Params, state: State, network: Network, round: Round) -> tuple[Params, State]:
         gradients = mixing.mix(network.gradients, gradients)
         rate = _rate(learning_rate, round)
-        direction = jax.tree.map(lambda m, g: _times(momentum, m) + g, state, gradients)
+        direction = jax.tree.map(lambda m, g: times(momentum, m) + g, state, gradients)
         if nesterov:
-            direction = jax.tree.map(lambda m, g: g + _times(momentum, m), direction, gradients)
-        after = mixing.mix(network.gossip, jax.tree.map(lambda x, m: x - _times(rate, m), params, direction))
+            direction = jax.tree.map(lambda m, g: g + times(momentum, m), direction, gradients)
+        after = mixing.mix(network.gossip, jax.tree.map(lambda x, m: x - times(rate, m), params, direction))
         per_rate = jnp.where(rate > 0, (1 - momentum) / jnp.where(rate > 0, rate, 1), 0)  # a schedule may reach 0
 
         def moved(m: jax.Array, x: jax.Array, new: jax.Array) -> jax.Array:
-            return _times(momentum, m) + per_rate.astype(x.dtype) * (x - new)
+            return times(momentum, m) + per_rate.astype(x.dtype) * (x - new)
 
         return after, jax.tree.map(moved, state, params, after)
 
@@ -116,11 +117,6 @@ def _zeros(params: Params, network: Network) -> State:
 
 def _rate(learning_rate: Rate, round: Round) -> Any:
     return learning_rate(round.number) if callable(learning_rate) else learning_rate
-
-
-def _times(factor: Any, leaf: jax.Array) -> jax.Array:
-    """Multiplies in the type of the leaf: schedules and values of a sweep are float32, and bfloat16 must stay so."""
-    return (factor.astype(leaf.dtype) if hasattr(factor, "dtype") else factor) * leaf
 
 
 def _check(learning_rate: Any, momentum: Any) -> None:

@@ -60,6 +60,11 @@ class Taken(NamedTuple):
 
 def check(faults: tuple[Fault, ...], topology: Topology, network: Network, traits: Traits) -> None:
     """Raises a `ValueError` if a fault cannot be honoured on a network, or an algorithm is not right under it."""
+    if faults and traits.requires == "columns" and not isinstance(base_of(network.gradients), mixing.Identity):
+        raise ValueError(
+            f"{faults[0].name} changes the mean of averaged gradients, which this algorithm requires to be that of the "
+            "gradients: pass clique_averaging=False, or omit the fault"
+        )
     for fault in faults:
         kind = "nodes" if fault.fails == "nodes" else "links"
         if kind not in traits.stands:

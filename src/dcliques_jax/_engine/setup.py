@@ -42,8 +42,10 @@ class Setup(NamedTuple):
         """Returns the simulation of some of the runs together, by default of all."""
         part, recipe = slice(start, stop), self.recipe
         some = len(self.runs[part])
-        if isinstance(recipe.init, State) and jax.numpy.ndim(recipe.init.round):
-            recipe = recipe._replace(init=jax.tree.map(lambda leaf: leaf[part], recipe.init))
+        if isinstance(recipe.init, State) and len(self.runs) > 1:
+            given = recipe.init if np.ndim(recipe.init.round) else jax.tree.map(lambda leaf: leaf[None], recipe.init)
+            numbers = np.arange(len(self.runs))[part] % len(given.round)  # every combination of a sweep starts alike
+            recipe = recipe._replace(init=jax.tree.map(lambda leaf: leaf[numbers], given))
         return Simulation(
             self.runs[part],
             self.plan,
@@ -84,7 +86,7 @@ def make_setup(
     plan = make_plan(runs, batch_size=batch_size, **evaluated)
     model, loss_fn = _defaults(runs[0].data.dataset, model, loss_fn)
     factory = sweeps.factory(algorithms.dsgd() if algorithm is None else algorithm, runs)
-    _check_seeds(init, len(runs))
+    _check_seeds(init, sum(run.values == runs[0].values for run in runs))
     happening = faults_lib.as_faults(faults, runs[0].data.num_nodes)
     parts = (factory, _alive(loss_fn), init, fit.check_metrics(metrics), happening, _alive(augment, "augment"))
     recipe = Recipe(_alive_model(model), models.described(model), *parts)
@@ -125,14 +127,14 @@ def _alive_model(model: Any) -> models.StatefulModel:
     return found._replace(init=_alive(found.init), apply=_alive(found.apply))
 
 
-def _check_seeds(init: Any, num_runs: int) -> None:
+def _check_seeds(init: Any, num_seeds: int) -> None:
     """Raises a `ValueError` if a state has another number of seeds, or seeds after different rounds."""
     if not isinstance(init, State):
         return
     if np.ndim(init.round) > 1:
         raise ValueError("init is the state of a sweep: pass that of one combination, such as result.best().state")
     given = len(init.round) if jax.numpy.ndim(init.round) else 1  # runs from one state would draw the same numbers
-    if given != num_runs:
-        raise ValueError(f"init is the state of {given} seeds, but there are {num_runs}: pass as many seeds as it has")
+    if given != num_seeds:
+        raise ValueError(f"init is the state of {given} seeds, but there are {num_seeds}: pass as many seeds as it has")
     if len(numbers := np.unique(init.round)) > 1:  # seeds run in step
         raise ValueError(f"init holds states after different rounds, {numbers}: pass states after the same round")

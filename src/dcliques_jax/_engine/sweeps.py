@@ -56,7 +56,6 @@ def factory(algorithm: Any, runs: list[Run]) -> Callable[..., Algorithm]:
         inspect.signature(algorithm).bind(**runs[0].values)
     except TypeError as error:
         raise ValueError(f"sweep has the arguments {names}, which algorithm does not take ({error})") from None
-    check_algorithm(algorithm(**runs[0].values))
     traced = {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in names}
     try:
         jax.eval_shape(lambda values: [None, algorithm(**values)][0], traced)
@@ -67,4 +66,5 @@ def factory(algorithm: Any, runs: list[Run]) -> Callable[..., Algorithm]:
             "so it must not compare, round or convert them; sweep over other arguments, or loop over calls of simulate "
             f"({told})"
         ) from error
+    check_algorithm(algorithm(**runs[0].values))
     return functools.partial(algorithm)

@@ -15,6 +15,7 @@ from dcliques_jax._arrays import checksum
 from dcliques_jax._engine.plan import Plan, Recipe, Run, Schedule
 from dcliques_jax._mesh.transfer import is_key
 from dcliques_jax.algorithms import Algorithm, Network
+from dcliques_jax.partitions import PartitionedDataset
 from dcliques_jax.results import State
 from dcliques_jax.topologies import Topology
 
@@ -47,7 +48,7 @@ def provenance(runs: list[Run], plan: Plan, schedule: Schedule, recipe: Recipe, 
         "num_nodes": graphs[0].num_nodes,
         "dataset": data.name,
         "dataset_checksum": data.checksum,
-        "partition_checksum": checksum(*(a for run in runs for a in (run.data.indices, run.data.sizes))),
+        "partition_checksum": checksum(*(a for run in runs for a in _lists_of(run.data))),
         "sampling": plan.sampling,
         "model": recipe.model_name,
         "algorithm": described(recipe.algorithm_of(runs[0])),
@@ -68,6 +69,11 @@ def provenance(runs: list[Run], plan: Plan, schedule: Schedule, recipe: Recipe, 
         "device": jax.default_backend(),
         "versions": versions(),
     }
+
+
+def _lists_of(data: PartitionedDataset) -> list[Any]:
+    """Returns which examples nodes hold and are tested on."""
+    return [data.indices, data.sizes] + [data.test_indices] * (data.test_indices is not None)
 
 
 def _arrays_of(topology: Topology) -> list[Any]:

@@ -18,7 +18,7 @@ class Builder:
 
     def __init__(self, study: Study, load: Callable[[], Dataset] | None = None) -> None:
         self.study = study
-        self._load = load or (lambda: names.build("data", "", study.data))
+        self._load = load or (lambda: _told("data", "data", "", study.data))
         self._partitions: dict[tuple[str, int], PartitionedDataset] = {}
 
     @functools.cached_property
@@ -32,7 +32,7 @@ class Builder:
         if (label, seed) not in self._partitions:
             given = {"dataset": self.dataset, "num_nodes": self.study.num_nodes, "seed": seed}
             table = case.tables["partitions"]
-            data = names.build("partitions", label, file.without_sampling(table), **given)
+            data = _told(f"partitions.{label}", "partitions", label, file.without_sampling(table), **given)
             self._partitions[label, seed] = data.sampled(table["sampling"]) if "sampling" in table else data
         return self._partitions[label, seed]
 
@@ -53,34 +53,39 @@ class Builder:
             {"num_nodes": study.num_nodes, "label_distribution": each.label_distribution, "seed": seed}
             for each, seed in zip(data, seeds, strict=True)
         ]
-        graphs = [names.build("topologies", label, table, **each) for each in given]
-        model = names.build("models", "", study.model, num_classes=self.dataset.num_classes)
+        graphs = [_told(f"topologies.{label}", "topologies", label, table, **each) for each in given]
+        model = _told("model", "models", "", study.model, num_classes=self.dataset.num_classes)
         metrics = {name: names.build("metrics", name, table, model=model) for name, table in study.metrics.items()}
         return {
             "topology": graphs,
             "dataset": data,
             "model": model,
-            "algorithm": self._algorithm(case, values, swept),
+            "algorithm": self._algorithm(case, data, values, swept),
             "metrics": metrics,
             "augment": self._augment(),
         }
 
     def faults(self, case: Case) -> list[Any]:
         """Builds the faults."""
-        given = case.tables["faults"]
-        return [names.build("faults", "", table) for table in (given if isinstance(given, list) else [given])]
+        several = file.each_fault(case.labels["faults"], case.tables["faults"])
+        return [names.build("faults", label, table) for _, label, table in several]
 
     def grids(self, case: Case, wanted: str) -> dict[str, list[float]]:
         """Returns the grids that the algorithm of a case wants to "tune" or to "sweep"."""
         found = file.grids_of(case.tables["algorithms"])
         return {name: self.study.grids[name] for name, how in found.items() if how == wanted}
 
-    def _algorithm(self, case: Case, values: Mapping[str, float], swept: tuple[str, ...]) -> Any:
+    def _algorithm(
+        self, case: Case, data: list[PartitionedDataset], values: Mapping[str, float], swept: tuple[str, ...]
+    ) -> Any:
         label, table = case.labels["algorithms"], case.tables["algorithms"]
         lengths = {}
         if file.has_schedule(table):
-            given, data = self.study.simulate, self.partition(case, self.study.seeds[0])
-            lengths = {"epochs": given["epochs"], "rounds_per_epoch": rounds_per_epoch(data, given["batch_size"])}
+            given = self.study.simulate
+            of_seeds = [rounds_per_epoch(each, given["batch_size"]) for each in data]
+            # As in a run of all seeds: the largest node decides, and the smallest one if batches must be full.
+            longest = min(of_seeds) if data[0].sampling == "full_batches" else max(of_seeds)
+            lengths = {"epochs": given["epochs"], "rounds_per_epoch": longest}
 
         def factory(**more: Any) -> Algorithm:
             made: Algorithm = names.build("algorithms", label, file.filled(table, {**values, **more}), **lengths)
@@ -94,3 +99,11 @@ class Builder:
             return None
         black = {} if self.dataset.byte_scale is None else {"fill": self.dataset.black}
         return compose(*(names.build("augmentations", "", table, **black) for table in self.study.augment))
+
+
+def _told(where: str, section: str, label: str, table: Mapping[str, Any], **given: Any) -> Any:
+    """Builds what a table describes; errors name the table."""
+    try:
+        return names.build(section, label, table, **given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error

@@ -105,11 +105,20 @@ class Study(NamedTuple):
         return self._replace(title=f"{self.title}, {num_nodes} nodes", num_nodes=num_nodes, simulate=simulate)
 
     def lasting(self, epochs: int) -> "Study":
-        """Returns the study with another length. Learning rates in epochs are stretched with it."""
-        simulate = {name: value for name, value in self.simulate.items() if name != "rounds"} | {"epochs": epochs}
+        """Returns the study with another length. Learning rates in epochs, and tuning, are stretched with it.
+
+        A study in rounds is evaluated after every epoch instead.
+        """
+        in_rounds = {"rounds", "eval_every"} if "rounds" in self.simulate else set()
+        simulate = {name: value for name, value in self.simulate.items() if name not in in_rounds} | {"epochs": epochs}
         factor = epochs / self.simulate.get("epochs", epochs)
+        if isinstance(every := simulate.get("eval_every"), list):
+            simulate["eval_every"] = sorted({max(1, round(at * factor)) for at in every})
+        tune = dict(self.tune)
+        if "epochs" in tune:
+            tune["epochs"] = max(1, round(tune["epochs"] * factor))
         stretched = {label: _stretched(table, factor) for label, table in self.axes["algorithms"].items()}
-        return self._replace(simulate=simulate, axes=self.axes | {"algorithms": stretched})
+        return self._replace(simulate=simulate, tune=tune, axes=self.axes | {"algorithms": stretched})
 
     def cases(self) -> list[Case]:
         """Returns all combinations, without those to skip."""
@@ -136,6 +145,7 @@ def read(path: pathlib.Path) -> Study:
 def parse(given: Mapping[str, Any]) -> Study:
     """Checks the tables of a study."""
     _known("", given, _KEYS)
+    _check_kinds(given)
     if "topologies" not in given or "data" not in given:
         raise ValueError("a study needs at least the sections [data] and [topologies]")
     axes: dict[str, Any] = {section: dict(given.get(section, default)) for section, default in AXES.items()}
@@ -153,6 +163,7 @@ def parse(given: Mapping[str, Any]) -> Study:
         raise ValueError("a learning rate in epochs needs simulate.epochs and simulate.batch_size")
     tune = _tuning(given)
     skip = given.get("skip", [])
+    skip = [skip] if isinstance(skip, Mapping) else skip
     for number, rule in enumerate(skip):
         _check_rule(f"skip[{number}]", rule, axes)
     return Study(
@@ -172,6 +183,20 @@ def parse(given: Mapping[str, Any]) -> Study:
     )
 
 
+def _check_kinds(given: Mapping[str, Any]) -> None:
+    """Raises a `ValueError` unless sections are tables and lists are lists."""
+    for name in ("data", "model", "simulate", "metrics", "grids", "tune", *AXES):
+        if not isinstance(given.get(name, {}), Mapping):
+            raise ValueError(f"{name}={given[name]!r} must be a table")
+    for name in ("targets", "skip", "augment"):
+        if not isinstance(given.get(name, []), list if name == "targets" else (list, Mapping)):
+            raise ValueError(f"{name}={given[name]!r} must be a list")
+    try:
+        json.dumps(given)
+    except TypeError as error:
+        raise ValueError(f"a study holds numbers, strings, lists and tables only: {error}") from None
+
+
 def _check_axes(axes: Mapping[str, Any], grids: Mapping[str, list[float]]) -> None:
     first = {name: values[0] for name, values in grids.items()}
     for label, table in axes["partitions"].items():
@@ -185,9 +210,16 @@ def _check_axes(axes: Mapping[str, Any], grids: Mapping[str, list[float]]) -> No
         if not has_schedule(table):  # learning rates in epochs need the data
             _check_values(f"algorithms.{label}", "algorithms", label, filled(table, first))
     for label, several in axes["faults"].items():
-        for number, table in enumerate(several if isinstance(several, list) else [several]):
-            names.check("faults", table, f"faults.{label}[{number}]")
-            _check_values(f"faults.{label}[{number}]", "faults", "", table)
+        for where, default, table in each_fault(label, several):
+            names.check("faults", table, where)
+            _check_values(where, "faults", default, table)
+
+
+def each_fault(label: str, given: Any) -> list[tuple[str, str, Any]]:
+    """Returns the faults of a label, a table or a list of them: the key, the label that may name it, and the table."""
+    if isinstance(given, list):
+        return [(f"faults.{label}[{number}]", "", table) for number, table in enumerate(given)]
+    return [(f"faults.{label}", label, given)]
 
 
 def _check_values(where: str, section: str, label: str, table: Mapping[str, Any]) -> None:
@@ -204,7 +236,8 @@ def _tuning(given: Mapping[str, Any]) -> dict[str, Any]:
     _known("tune", tune, (*_TUNING, "epochs", "rounds"))
     _check_length("tune", tune)
     _checks.choice("tune.evaluate_on", tune["evaluate_on"], ("test", "validation"))
-    _checks.choice("tune.metric", tune["metric"], (*MEASURED, *given.get("metrics", {})))
+    measured = [name for name in MEASURED if name != "local_accuracy"]  # no table gives nodes tests of their own
+    _checks.choice("tune.metric", tune["metric"], (*measured, *given.get("metrics", {})))
     return tune | {"seeds": _seeds("tune.seeds", tune["seeds"])}
 
 
@@ -233,6 +266,8 @@ def grids_of(table: Any) -> dict[str, str]:
     for value in table.values() if isinstance(table, Mapping) else ():
         if is_grid(value):
             ((how, name),) = value.items()
+            if not isinstance(name, str):
+                raise ValueError(f"{{{how} = {name!r}}} must be the name of a list of [grids]")
             found[name] = how
         else:
             found |= grids_of(value)

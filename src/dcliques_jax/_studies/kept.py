@@ -111,6 +111,8 @@ def _on_everything(topology: Any, dataset: Any, result: Result, arguments: Mappi
     again = simulate(
         topology, dataset, **same, init=result.state, rounds=0, on_nonfinite="warn", progress=False
     )  # in groups of seeds that fit into memory
+    if again.interrupted:
+        raise KeyboardInterrupt
     return {name: getattr(again.history, name)[:, -1] for name in _MEASURED_AT_THE_END}
 
 

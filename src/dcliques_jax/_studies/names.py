@@ -96,7 +96,7 @@ def check(section: str, table: Any, where: str, given: tuple[str, ...] = ()) -> 
     if not isinstance(table, Mapping):
         raise ValueError(f"{where}={table!r} must be a table, with the name of a builder as `use`")
     known, use = BUILDERS[section], table.get("use", where.rpartition(".")[2])
-    if use not in known:
+    if not isinstance(use, str) or use not in known:
         raise ValueError(f"{where}.use={use!r} is unknown: choose one of {', '.join(known)}")
     parameters = inspect.signature(known[use]).parameters
     several = any(each.kind is each.VAR_KEYWORD for each in parameters.values())

@@ -47,9 +47,10 @@ def run(
     chosen = _chosen(study, list(only))
     if (folder / COPY).exists() and not resume:
         raise ValueError(f"{folder} holds runs of a study: continue with --resume, or choose another folder")
+    runner = Runner(study, folder, resume=resume, until=until)
+    runner.check(chosen)
     folder.mkdir(parents=True, exist_ok=True)
     files.write_json(folder / COPY, {"study": study._asdict()})
-    runner = Runner(study, folder, resume=resume, until=until)
     outcomes = []
     with tqdm(chosen, unit="case", disable=not (progress and sys.stderr.isatty())) as bar:
         for case in bar:
@@ -113,6 +114,13 @@ class Runner:
         self.resume, self.until, self.progress = resume, until, progress
         self._built = Builder(study, dataset)
         self._kept_part = (lambda result: result) if keep_examples else kept.without_examples
+
+    def check(self, cases: Iterable[Case]) -> None:
+        """Builds what unfinished cases consist of, so that wrong values are refused before hours of other cases."""
+        first = {name: grid[0] for name, grid in self.study.grids.items()}
+        unfinished = [case for case in cases if self.kept(case).result is None]
+        for case in {(c.labels["partitions"], c.labels["topologies"]): c for c in unfinished}.values():
+            self._built.arguments(case, self.study.seeds[:1], first)
 
     def folder_of(self, case: Case) -> pathlib.Path:
         """Returns the folder of a case. Cases that differ in anything have different folders."""

@@ -47,8 +47,8 @@ def _uniform(topology: Topology) -> scipy.sparse.csr_array:
         node = uneven[0]
         raise ValueError(
             f"{topology!r} has no gossip matrix of its own whose columns sum to 1: node 0 sends to {sent[0]} others, "
-            f"but node {node} to {sent[node]}, and it hears from {received[node]}. Use a digraph in which all nodes "
-            "send to and hear from equally many, or give the matrix with topologies.from_matrices"
+            f"and node {node} to {sent[node]} and hears from {received[node]}. Use algorithms.push_sum, a digraph in "
+            "which all nodes send to and hear from equally many, or topologies.from_matrices with a matrix"
         )
     weights = np.full(len(senders), 1 / (sent[0] + 1))
     return scipy.sparse.csr_array((weights, (receivers, senders)), shape=(n, n))
