@@ -1081,8 +1081,13 @@ def local_epidemic():
         (TRACKING_AVERAGES, incomplete_cliques, None, "columns of G do not sum to 1.*clique_averaging=False"),
         (algorithms.local_steps(TRACKING_AVERAGES, 2), incomplete_cliques, None, "columns of G do not sum to 1"),
         (algorithms.d2(clique_averaging=True), incomplete_cliques, None, "columns of G do not sum to 1"),
-        (TRACKING_AVERAGES, whole_cliques, faults.message_loss(0.1), "mean of averaged gradients.*omit the fault"),
-        (TRACKING_AVERAGES, whole_cliques, faults.churn(0.1, 0.5), "mean of averaged gradients"),
+        (
+            TRACKING_AVERAGES,
+            whole_cliques,
+            faults.message_loss(0.1),
+            "if links fail.*with clique_averaging=False",
+        ),
+        (TRACKING_AVERAGES, whole_cliques, faults.churn(0.1, 0.5), "if nodes fail.*clique_averaging=False"),
         (
             algorithms.gradient_tracking(),
             lambda: topologies.exponential(20),

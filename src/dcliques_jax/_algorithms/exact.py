@@ -70,7 +70,9 @@ def gradient_tracking(
         return params, (of_optimizer, mixed, gradients)
 
     network = over_topology(clique_averaging=clique_averaging, weights=weights)
-    traits = Traits("columns", sends=sends(lambda params: 2 * model_bytes(params)), check=_check_gradients)
+    traits = Traits(
+        "columns", _stood(clique_averaging), sends(lambda params: 2 * model_bytes(params)), check=_check_gradients
+    )
     return Algorithm(network, init, step, traits)
 
 
@@ -127,7 +129,13 @@ def d2(
             return found._replace(gossip=mixing.lazy(found.gossip))
         return found
 
-    return Algorithm(network, init, step, Traits(requires="columns", sends=sends(), check=_check_stable))
+    traits = Traits("columns", _stood(clique_averaging), sends(), check=_check_stable)
+    return Algorithm(network, init, step, traits)
+
+
+def _stood(clique_averaging: bool | None) -> frozenset[str]:
+    """Returns the faults to stand: averages over what arrives have another mean than the gradients."""
+    return Traits().stands if clique_averaging is False else frozenset()
 
 
 def _check_gradients(network: Network) -> None:

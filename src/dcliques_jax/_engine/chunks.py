@@ -48,7 +48,6 @@ def largest_result_of_a_node(function: Callable[..., Any], *stacked: Any) -> int
 
     Arrays that all nodes share, such as evaluated examples, do not count.
     """
-
     # Traced for this many nodes, a prime: the sizes that it divides are those of arrays with an entry per node.
     args = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[jnp.zeros(_PRIME, int)], tree), stacked)
     sizes = _sizes(jax.make_jaxpr(jax.vmap(function))(*args).jaxpr)

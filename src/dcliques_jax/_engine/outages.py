@@ -60,15 +60,12 @@ class Taken(NamedTuple):
 
 def check(faults: tuple[Fault, ...], topology: Topology, network: Network, traits: Traits) -> None:
     """Raises a `ValueError` if a fault cannot be honoured on a network, or an algorithm is not right under it."""
-    if faults and traits.requires == "columns" and not isinstance(base_of(network.gradients), mixing.Identity):
-        raise ValueError(
-            f"{faults[0].name} changes the mean of averaged gradients, which this algorithm requires to be that of the "
-            "gradients: pass clique_averaging=False, or omit the fault"
-        )
     for fault in faults:
         kind = "nodes" if fault.fails == "nodes" else "links"
         if kind not in traits.stands:
-            raise ValueError(f"this algorithm is not right if {kind} fail, as in {fault.name}: omit the fault")
+            averages = not isinstance(base_of(network.gradients), mixing.Identity)
+            remedy = "omit the fault" + ", or try it with clique_averaging=False" * averages
+            raise ValueError(f"this algorithm is not right if {kind} fail, as in {fault.name}: {remedy}")
         if fault.fails != "nodes" and _has_memory(fault) and isinstance(base_of(network.gossip), mixing.Drawn):
             raise ValueError(f"{fault.name} needs links that last, but {topology.name} draws them in every round")
         if traits.requires != "rows" and (fault.fails == "messages" or mixing.meets(network.gossip) != "symmetric"):
