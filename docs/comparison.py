@@ -44,11 +44,15 @@ def summary(folder):
 def with_earlier(cases, path):
     """Adds the cases that were written before and are not among these; writes all."""
     if path.exists():
-        earlier = pd.read_csv(path, keep_default_na=False, na_values=[""])
+        earlier = read_cases(path)
         known = earlier.merge(cases[LABELS], on=LABELS, how="left", indicator=True)["_merge"] == "both"
         cases = pd.concat([earlier[~known.to_numpy()], cases], ignore_index=True)
     cases.to_csv(path, index=False, float_format="%.5g")
-    return cases
+    return read_cases(path)  # as rounded, so that tables do not depend on what was written before
+
+
+def read_cases(path):
+    return pd.read_csv(path, keep_default_na=False, na_values=[""])
 
 
 def matrix(cases, study, value="accuracy"):
