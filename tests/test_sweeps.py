@@ -200,6 +200,9 @@ def test_what_all_combinations_miss_does_not_count_and_is_no_divergence():
     assert result.best("classes").provenance["sweep"] == {"rate": [0.001, 0.1][best]}
     with pytest.raises(ValueError, match="metric='local_accuracy' was not measured"):
         result.best("local_accuracy")
+    broken = {"classes": np.full_like(result.history.extra["classes"], np.inf)}
+    with pytest.raises(ValueError, match="it is infinite or NaN in all combinations"):
+        dataclasses.replace(result, history=dataclasses.replace(result.history, extra=broken)).best("classes")
 
 
 def test_swept_step_sizes_keep_the_type_of_models():

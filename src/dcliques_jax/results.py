@@ -276,10 +276,10 @@ class Result:
         if not finite.any():
             raise ValueError(f"all combinations of {self.provenance['sweep']} diverged: try smaller values")
         known = ~np.isnan(last[finite]).all(axis=0)  # offline nodes, classes that no example has, ... are NaN in all
-        if not known.any():
-            raise ValueError(f"metric={metric!r} was not measured: it is NaN in all combinations")
-        scores = last[..., known].mean(axis=-1)
-        finite &= np.isfinite(scores)
+        scores = np.where(known, last, 0).sum(axis=-1) / max(1, known.sum())
+        finite &= np.isfinite(scores) & known.any()
+        if not finite.any():
+            raise ValueError(f"metric={metric!r} was not measured: it is infinite or NaN in all combinations")
         ranked = np.where(finite, scores if largest else -scores, -np.inf)
         return self.at(**self.combinations()[int(ranked.argmax())])
 
