@@ -180,6 +180,8 @@ def test_every_combination_continues_the_state_of_its_seed(seeds):
     before = run(factory(0.1), **more)
     again = more | {"init": before.state}
     found = run(factory, sweep={"rate": [0.01, 0.02, 0.03]}, **again)
+    for of_rate in found.history.loss:  # [seeds, t, nodes], or without seeds
+        np.testing.assert_allclose(of_rate[..., 0, :], before.history.loss[..., -1, :], rtol=1e-5)
     alone = run(factory(0.02), **again)
     np.testing.assert_allclose(found.at(rate=0.02).history.loss, alone.history.loss, rtol=1e-5)
     with pytest.raises(ValueError, match=f"state of {len(seeds or [0])} seeds, but there are 2"):
