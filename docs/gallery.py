@@ -1,25 +1,59 @@
-"""Puts what `python -m dcliques_jax.paper` measured into the documentation: python docs/gallery.py FOLDER.
+"""Puts what `python -m dcliques_jax.paper` measured into the documentation: python docs/gallery.py FOLDER [FOLDER ...].
 
-Experiments that the folder does not hold stay as they are: those of MNIST and CIFAR-10 need not be run on one machine.
+Copies accuracies from the folders to `docs/paper/results`, and reports on all that lies there. Experiments of which it
+holds nothing keep the page that they have. Without a folder, makes the report and the figures again.
 """
 
+import dataclasses
 import pathlib
 import shutil
 import sys
+import tempfile
+
+import numpy as np
 
 import dcliques_jax as dc
+from dcliques_jax.results import MEASURED
+
+NEEDED = ("accuracy", "mean_model_accuracy", "consensus_distance", "nodes_right")
 
 
-def main(results, gallery):
+def keep(folder, results):
+    """Copies what claims and figures need of the runs of a folder: accuracies of nodes and of images, and no models."""
+    for path in sorted(folder.glob("runs/*/measured.npz")):
+        copy = results / "runs" / path.parent.name / path.name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent.name.startswith("skew-"):
+            shutil.copy(path, copy)
+        else:
+            small(dc.Result.load(path)).save(copy)
+
+
+def small(result):
+    """The same result without its other measurements. Images come first in memory, which packs better."""
+    history = result.history
+    fields = {name: getattr(history, name)[..., :0] for name in MEASURED if name not in NEEDED}
+    counts = np.min_scalar_type(result.provenance["num_nodes"])
+    fields["nodes_right"] = np.asfortranarray(history.nodes_right.astype(counts))
+    history = dataclasses.replace(history, **fields)
+    return dataclasses.replace(result, history=history, topology=[], traffic=())
+
+
+def main(folders, gallery):
+    results = gallery / "results"
+    for folder in folders:
+        keep(folder, results)
     report = gallery / "report.md"
     pages = {page.split("\n", 1)[0]: f"## {page.strip()}" for page in report.read_text().split("## ")[1:]}
-    for outcome in dc.paper.report(results):
-        page = outcome.markdown().replace(f"({outcome.name}/figure.png)", f"({outcome.name}.png)")
-        pages[outcome.name] = page.strip()
-        if (figure := outcome.folder / "figure.png").exists():
-            shutil.copy(figure, gallery / f"{outcome.name}.png")
+    with tempfile.TemporaryDirectory() as written:
+        shutil.copytree(results, written, dirs_exist_ok=True)
+        for outcome in dc.paper.report(written):
+            page = outcome.markdown().replace(f"({outcome.name}/figure.png)", f"({outcome.name}.png)")
+            pages[outcome.name] = page.strip()
+            if (figure := outcome.folder / "figure.png").exists():
+                shutil.copy(figure, gallery / f"{outcome.name}.png")
     report.write_text("\n\n".join(pages[name] for name in dc.paper.EXPERIMENTS if name in pages) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], pathlib.Path(__file__).parent / "paper")
+    main(map(pathlib.Path, sys.argv[1:]), pathlib.Path(__file__).parent / "paper")

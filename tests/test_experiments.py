@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import runpy
+import shutil
 
 import numpy as np
 import pytest
@@ -17,9 +18,11 @@ from dcliques_jax._studies.cases import Builder
 from dcliques_jax.paper import EXPERIMENTS, Experiment, Scale, claims
 from dcliques_jax.paper.__main__ import main
 from dcliques_jax.paper.claims import Curve, judged
+from dcliques_jax.paper.found import all_found, runs_of
 from dcliques_jax.paper.runs import Runs, SkewStudy
 from dcliques_jax.paper.settings import TASKS, Setting, Task
 
+GALLERY = pathlib.Path(__file__).parent.parent / "docs" / "gallery.py"
 TINY_DATA = {"use": "synthetic", "num_train": 2000, "num_test": 40, "input_shape": [5], "seed": 1}
 TINY = Scale({"mnist": 2, "cifar10": 2}, eval_every=1, experiments=2)
 SETTINGS = {part.name: part for e in EXPERIMENTS.values() for part in e.parts.values() if isinstance(part, Setting)}
@@ -316,6 +319,19 @@ def test_mean_models_are_told_beside_the_mean_of_models():
     assert "100.0 (mean model 100.0) against 0.0 (mean model 7.0) at epoch 2" in verdict.numbers
 
 
+def test_curves_are_compared_on_the_seeds_that_both_have():
+    a, b = curve(0, 9, seeds=3), curve(0, 8, seeds=2)
+    a.accuracy[1:] += 5
+    a, b = a._replace(runs="xyz"), b._replace(runs="zx")
+    b.accuracy[0] += 3  # z
+    verdict = claims.faster("a", "b").judge({"a": a, "b": b})
+    assert (verdict.margin, verdict.numbers[-14:]) == (2, "(2 of 2 seeds)")  # 1 for x and 3 for z
+    other = b._replace(runs="uv")
+    assert str(judged(claims.faster("a", "b"), {"a": a, "b": other})).startswith(
+        "cannot be told: not run with the same"
+    )
+
+
 def test_curves_are_compared_where_both_were_evaluated():
     often = Curve(np.arange(11.0), np.linspace([0, 0], [100, 100], 11).T[:, :, None])
     rarely = Curve(np.array([0.0, 5, 10]), np.array([[0.0, 50, 100]] * 2)[:, :, None])
@@ -390,7 +406,8 @@ def test_results_of_other_data_are_refused_and_nothing_is_hidden(tmp_path):
         paper.run(**arguments, datasets={"mnist": other})
     with pytest.raises(ValueError, match="--resume"):
         paper.run(**arguments | {"until": 2})
-    (again,) = paper.report(tmp_path)
+    again = paper.report(tmp_path)[0]
+    assert again.name == first.name
     assert again.verdicts == first.verdicts
     assert json.loads((again.folder / "config.json").read_text())["until"] == 1
 
@@ -417,23 +434,18 @@ def test_a_corrupt_study_is_named(tmp_path):
 def test_no_flipped_bit_changes_a_number(tmp_path):
     rng, runs = np.random.default_rng(0), Runs(tmp_path, TINY, 1)
     skew = runs.measure(SkewStudy("mnist"))
-    paper.run("numbers", scale=TINY, out=tmp_path)
-    (study,) = tmp_path.glob("runs/*/measured.npz")
-    config = tmp_path / "numbers" / "config.json"
-    files = {study: lambda: runs.found(SkewStudy("mnist")), config: lambda: len(paper.report(tmp_path)) * skew}
-    for path, read in files.items():
-        content = path.read_bytes()
-        for place in rng.integers(len(content), size=100):
-            spoilt = bytearray(content)
-            spoilt[place] ^= 1 << rng.integers(8)
-            path.write_bytes(spoilt)
-            told = None
-            try:
-                np.testing.assert_array_equal(read(), skew)
-            except ValueError as error:
-                told = str(error)
-            assert told is None or str(path) in told
-        path.write_bytes(content)
+    (path,) = tmp_path.glob("runs/*/measured.npz")
+    content = path.read_bytes()
+    for place in rng.integers(len(content), size=100):
+        spoilt = bytearray(content)
+        spoilt[place] ^= 1 << rng.integers(8)
+        path.write_bytes(spoilt)
+        told = None
+        try:
+            np.testing.assert_array_equal(runs.found(SkewStudy("mnist")), skew)
+        except ValueError as error:
+            told = str(error)
+        assert told is None or str(path) in told
 
 
 @pytest.mark.usefixtures("_shrunk_settings")
@@ -501,22 +513,51 @@ def test_the_stated_numbers_are_met(tmp_path):
     assert len(outcome.verdicts) == 7
 
 
-def test_the_gallery_keeps_what_was_not_run_again(tmp_path):
-    gallery = tmp_path / "gallery"
-    gallery.mkdir()
-    (gallery / "report.md").write_text("## skew-steps\n\nKept.\n\n## numbers\n\nOld.\n\n## iid-vs-skew\n\nKept, too.\n")
-    for name in ("numbers", "skew-histogram"):
-        paper.run(name, scale=TINY, out=tmp_path)
-    script = pathlib.Path(__file__).parent.parent / "docs" / "gallery.py"
-    runpy.run_path(str(script))["main"](tmp_path, gallery)
-    report = (gallery / "report.md").read_text()
+@pytest.fixture
+def gallery(tmp_path):
+    """A function that puts folders of results into a gallery, and the gallery."""
+    folder = tmp_path / "gallery"
+    folder.mkdir()
+    (folder / "report.md").write_text("## skew-steps\n\nKept.\n\n## numbers\n\nOld.\n\n## iid-vs-skew\n\nKept, too.\n")
+    return functools.partial(runpy.run_path(str(GALLERY))["main"], gallery=folder), folder
+
+
+def test_the_gallery_keeps_what_was_not_run_again(tmp_path, gallery):
+    put, folder = gallery
+    Runs(tmp_path, TINY, 1).measure(SkewStudy("mnist"))
+    put([tmp_path])
+    report = (folder / "report.md").read_text()
     headings = re.findall("^## (.*)$", report, re.MULTILINE)
     assert headings == ["numbers", "iid-vs-skew", "skew-histogram", "skew-steps"]  # as in the paper
-    assert report.endswith("## skew-steps\n\nKept.\n")
-    assert "Old." not in report
+    assert "Old." in report  # nothing about it was run
     assert "\n\n## iid-vs-skew\n\nKept, too.\n\n" in report
     assert "](skew-histogram.png)" in report
-    assert [path.name for path in gallery.glob("*.png")] == ["skew-histogram.png"]
+    assert sorted(path.name for path in folder.glob("*.png")) == ["skew-histogram.png", "skew-steps.png"]
+
+
+@pytest.mark.usefixtures("_shrunk_settings")
+def test_the_gallery_holds_what_its_report_needs(tmp_path, gallery):
+    put, folder = gallery
+    scale = TINY._replace(eval_examples={"mnist": 30})
+    outcome = paper.run("clique-averaging-mnist", scale=scale, seeds=2, out=tmp_path / "results", progress=False)
+    put([tmp_path / "results"])
+    page = outcome.markdown().replace("clique-averaging-mnist/figure.png", "clique-averaging-mnist.png")
+    assert page.strip() in (folder / "report.md").read_text()
+    assert page.count(" / ") == 2 * 3  # all test examples at the end, of two seeds
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    put([])
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_the_published_report_is_that_of_the_published_results(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    shutil.copytree(GALLERY.parent / "paper" / "results", tmp_path / "results")
+    published = (GALLERY.parent / "paper" / "report.md").read_text()
+    outcomes = paper.report(tmp_path / "results")
+    assert outcomes
+    for outcome in outcomes:
+        page = outcome.markdown().replace(f"({outcome.name}/figure.png)", f"({outcome.name}.png)")
+        assert page.strip() in published
 
 
 def test_skews_are_studied_in_many_experiments(tmp_path):
@@ -568,3 +609,28 @@ def test_finished_runs_are_evaluated_on_all_test_examples(tmp_path):
 def test_runs_of_other_initial_models_are_kept_apart(tmp_path):
     shared, averaged = (Runs(tmp_path, TINY, 1, init=init) for init in ("shared", "averaged"))
     assert shared.folder(Setting("mnist")) != averaged.folder(Setting("mnist"))
+
+
+def test_seeds_run_one_by_one_are_reported_together(tmp_path):
+    apart, at_once, setting = tmp_path / "apart", tmp_path / "at once", Setting("mnist", num_nodes=10)
+    Runs(at_once, TINY, 2).measure(setting)
+    Runs(apart, TINY, 1).measure(setting)
+    Runs(apart, TINY, 1, first_seed=1).measure(setting)
+    one, other = (all_found(folder)[setting.name] for folder in (at_once, apart))
+    assert runs_of(one) == runs_of(other) == [(0, "shared"), (1, "shared")]
+    np.testing.assert_allclose(one.history.accuracy, other.history.accuracy, atol=1e-6)
+    np.testing.assert_array_equal(one.history.eval_examples, other.history.eval_examples)
+    assert other.provenance["seconds"] > 0
+
+
+def test_the_longest_runs_are_reported_and_no_seed_twice(tmp_path):
+    setting = Setting("mnist", num_nodes=10)
+    long, sampled = TINY._replace(epochs={"mnist": 3}), TINY._replace(eval_examples={"mnist": 7})
+    for scale, seed, init in [(TINY, 0, "shared"), (TINY, 1, "shared"), (long, 0, "averaged"), (long, 0, "shared")]:
+        Runs(tmp_path, scale, 1, first_seed=seed, init=init).measure(setting)
+    Runs(tmp_path, sampled, 1, first_seed=2).measure(setting)
+    found = all_found(tmp_path)[setting.name]
+    assert found.history.epoch[-1] == 3
+    assert runs_of(found) == [(0, "averaged"), (0, "shared")]
+    Runs(tmp_path, long, 2).measure(setting)
+    assert runs_of(all_found(tmp_path)[setting.name]) == [(0, "averaged"), (0, "shared"), (1, "shared")]

@@ -23,7 +23,7 @@ if M > 0. A band is no mean over images: its error is that over seeds, and with 
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +40,7 @@ class Curve(NamedTuple):
     right: np.ndarray | None = None  # [seeds, t, images] nodes that are right on each image; None: not known
     images: np.ndarray | None = None  # [seeds, images] which ones
     mean_model: np.ndarray | None = None  # [seeds, t] accuracy of the mean of all models
+    runs: Sequence[Hashable] | None = None  # [seeds] what tells runs apart; None: their order
 
     def speed(self) -> np.ndarray:
         """Mean accuracy over nodes and all evaluations after the start, `[seeds]`."""
@@ -82,6 +83,10 @@ class Verdict(NamedTuple):
 
 class _TooShortError(Exception):
     """The curves share no evaluation after the start."""
+
+
+class _NoPairError(Exception):
+    """The curves share no seed."""
 
 
 class Claim(NamedTuple):
@@ -235,6 +240,8 @@ def judged(claim: Claim, measured: Mapping[str, Any]) -> Verdict:
         return Verdict(None, f"{missing.args[0]} was not run")
     except _TooShortError:
         return Verdict(None, "not run long enough")
+    except _NoPairError:
+        return Verdict(None, "not run with the same seeds and initial models")
 
 
 def _points(number: float) -> str:
@@ -242,18 +249,26 @@ def _points(number: float) -> str:
 
 
 def _together(curves: Mapping[str, Curve], *labels: str) -> list[Curve]:
-    """Restricts curves to the epochs at which all of them were evaluated."""
+    """Restricts curves to the epochs at which all of them were evaluated, and to the runs that all of them have."""
     found = [curves[label] for label in labels]
     common = functools.reduce(np.intersect1d, [curve.epoch for curve in found])
     if not (common > 0).any():
         raise _TooShortError
-    return [_at(curve, common) for curve in found]
+    names = [range(len(curve.accuracy)) if curve.runs is None else curve.runs for curve in found]
+    shared = [run for run in names[0] if all(run in others for others in names)]
+    if not shared:
+        raise _NoPairError
+    return [
+        _at(curve, common, [list(runs).index(run) for run in shared]) for curve, runs in zip(found, names, strict=True)
+    ]
 
 
-def _at(curve: Curve, epochs: np.ndarray) -> Curve:
+def _at(curve: Curve, epochs: np.ndarray, runs: list[int]) -> Curve:
     kept = np.isin(curve.epoch, epochs)
     of_time = {name: getattr(curve, name) for name in ("accuracy", "right", "mean_model")}
-    return curve._replace(epoch=epochs, **{name: a[:, kept] for name, a in of_time.items() if a is not None})
+    images = None if curve.images is None else curve.images[runs]
+    parts = {name: a[runs][:, kept] for name, a in of_time.items() if a is not None}
+    return curve._replace(epoch=epochs, images=images, runs=None, **parts)
 
 
 def _last(curve: Curve) -> str:

@@ -15,6 +15,7 @@ from dcliques_jax.datasets import Dataset
 from dcliques_jax.paper import figures
 from dcliques_jax.paper.claims import Curve, Verdict, judged
 from dcliques_jax.paper.experiments import EXPERIMENTS, Experiment
+from dcliques_jax.paper.found import all_found, runs_of
 from dcliques_jax.paper.runs import SCALES, Runs, Scale
 from dcliques_jax.results import Result
 
@@ -37,8 +38,8 @@ class Outcome(NamedTuple):
         return "\n".join([*lines, *(f"  {claim}\n      {verdict}" for claim, verdict in self.verdicts.items())])
 
     @property
-    def _results(self) -> list[Result]:
-        return [result for result in self.measured.values() if isinstance(result, Result)]
+    def _curves(self) -> dict[str, Result]:
+        return {label: result for label, result in self.measured.items() if isinstance(result, Result)}
 
     def markdown(self) -> str:
         """Formats the outcome in Markdown, with the figure."""
@@ -46,8 +47,11 @@ class Outcome(NamedTuple):
         lines = [f"## {self.name}", "", f"{experiment.title} ({experiment.figure}).", ""]
         if self.measured:
             lines += [f"![{experiment.title}]({self.name}/figure.png)", "", *self._extent(), ""]
+        if ends := [line for label, result in self._curves.items() for line in _end(label, result)]:
+            head = "| all test examples, last epoch, % | mean over nodes | lowest node | mean model |"
+            lines += [head, "|---|---|---|---|", *ends, ""]
         lines += ["| claim | holds | margin | measured |", "|---|---|---|---|"]
-        short = any(result.history.epoch[-1] < result.provenance["epochs"] for result in self._results)
+        short = any(result.history.epoch[-1] < result.provenance["epochs"] for result in self._curves.values())
         marks = _SO_FAR if short else _MARKS
         rows = [
             f"| {text} | {marks[found.words]} | {found.told_margin} | {found.numbers} |"
@@ -57,7 +61,7 @@ class Outcome(NamedTuple):
 
     def _extent(self) -> list[str]:
         """Tells how much was run."""
-        results = self._results
+        results = list(self._curves.values())
         if not results:
             return sorted({f"Experiments: {len(skews)}." for skews in self.measured.values()})
 
@@ -67,9 +71,10 @@ class Outcome(NamedTuple):
         epochs = told((result.history.epoch[-1], result.provenance["epochs"]) for result in results)
         nodes = told((result.history.eval_nodes.shape[-1], result.provenance["num_nodes"]) for result in results)
         examples = sorted({result.history.eval_examples.shape[-1] for result in results})
+        seeds = ", ".join(str(count) for count in sorted({len(result.provenance["seeds"]) for result in results}))
         seconds = sum(result.provenance["seconds"] for result in results)
         return [
-            f"Epochs run: {epochs}; seeds: {len(results[0].provenance['seeds'])}; nodes evaluated: {nodes}; "
+            f"Epochs run: {epochs}; seeds: {seeds}; nodes evaluated: {nodes}; "
             f"test examples: {', '.join(f'{count:,}' for count in examples)}; {seconds / 60:.1f} minutes in all."
         ]
 
@@ -110,55 +115,47 @@ def run(
         scale = SCALES[scale]
     if until is not None:
         until = _checks.integer("until", until, 1)
-    folder = pathlib.Path(out) / name
     options = {"first_seed": first_seed, "init": init, "until": until, "resume": resume}
     runs = Runs(pathlib.Path(out), scale, seeds, datasets=datasets, progress=progress, **options)  # type: ignore[arg-type]
+    folder, parts = runs.out / name, EXPERIMENTS[name].parts
     folder.mkdir(parents=True, exist_ok=True)
-    parts = {label: {"folder": runs.folder(part).name} | runs.wanted(part) for label, part in _parts(name).items()}
-    config = {"experiment": name, **runs.described(), "parts": parts}
-    if not (folder / _CONFIG).exists():  # report interrupted runs, too, but do not hide finished ones
+    wanted = {label: {"folder": runs.folder(part).name} | runs.wanted(part) for label, part in parts.items()}
+    config = {"experiment": name, **runs.described(), "parts": wanted}
+    if not (folder / _CONFIG).exists():  # an interrupted run leaves one, but does not replace that of a finished one
         files.write_json(folder / _CONFIG, config)
-    for part in _parts(name).values():
-        runs.measure(part)
+    measured = {label: runs.measure(part) for label, part in parts.items()}
     files.write_json(folder / _CONFIG, config)
-    return _outcome(name, runs)
+    return _outcome(name, runs.out, measured)
 
 
 def report(out: str | os.PathLike[str]) -> list[Outcome]:
     """Reports all experiments of a folder, as far as they were run, and writes them to `report.md`.
 
+    An experiment is reported if it was run, or if runs of others tell something about its claims. Runs of a setting
+    with different seeds or initial models are judged together, if they were run for as long and evaluated alike;
+    otherwise the longest ones count.
+
     Args:
       out: the output folder of `run`.
     """
     folder = pathlib.Path(out)
-    configs = {name: folder / name / _CONFIG for name in EXPERIMENTS if (folder / name / _CONFIG).exists()}
-    if not configs:
+    found, outcomes = all_found(folder), []
+    for name, experiment in EXPERIMENTS.items():
+        measured = {label: found[part.name] for label, part in experiment.parts.items() if part.name in found}
+        told = any(verdict.words != "cannot be told" for verdict in _verdicts(name, measured).values())
+        if (measured and told) or (folder / name / _CONFIG).exists():
+            outcomes.append(_outcome(name, folder, measured))
+    if not outcomes:
         raise ValueError(f"{folder} holds no results: run an experiment with --out {folder}")
-    outcomes = []
-    for name, path in configs.items():
-        try:
-            config = files.read_json(path)
-        except ValueError as error:
-            raise ValueError(f"{path} is corrupt ({error}): remove it and run {name} again") from error
-        told = {name: config[name] for name in ("seeds", "first_seed", "init", "until")}
-        runs = Runs(folder, Scale(**config["scale"]), **told)
-        outcomes.append(_outcome(name, runs))
     with files.replacing(folder / "report.md") as file:
         file.write("\n".join(outcome.markdown() for outcome in outcomes).encode())
     return outcomes
 
 
-def _parts(name: str) -> dict[str, Any]:
-    return dict(EXPERIMENTS[name].parts)
-
-
-def _outcome(name: str, runs: Runs) -> Outcome:
+def _outcome(name: str, out: pathlib.Path, measured: dict[str, Any]) -> Outcome:
     """Judges and draws what was measured."""
-    experiment, folder = EXPERIMENTS[name], runs.out / name
-    found = {label: runs.found(part) for label, part in _parts(name).items()}
-    measured = {label: value for label, value in found.items() if value is not None}
-    curves = {label: _curve(value) if isinstance(value, Result) else value for label, value in measured.items()}
-    verdicts = {claim.text: judged(claim, curves) for claim in experiment.claims}
+    experiment, folder = EXPERIMENTS[name], out / name
+    folder.mkdir(exist_ok=True)
     figure = figures.draw(experiment, measured)
     if figure is not None:
         import matplotlib.pyplot as plt
@@ -169,7 +166,12 @@ def _outcome(name: str, runs: Runs) -> Outcome:
         plt.close(figure)
     if isinstance(experiment, Experiment):
         _write_summary(folder / "summary.csv", measured)
-    return Outcome(name, measured, verdicts, folder)
+    return Outcome(name, measured, _verdicts(name, measured), folder)
+
+
+def _verdicts(name: str, measured: Mapping[str, Any]) -> dict[str, Verdict]:
+    curves = {label: _curve(value) if isinstance(value, Result) else value for label, value in measured.items()}
+    return {claim.text: judged(claim, curves) for claim in EXPERIMENTS[name].claims}
 
 
 def _curve(result: Result) -> Curve:
@@ -177,22 +179,31 @@ def _curve(result: Result) -> Curve:
     accuracy, mean_model = (
         100 * values.astype(np.float64) for values in (history.accuracy, history.mean_model_accuracy)
     )
-    right = 100 * history.nodes_right / history.accuracy.shape[-1]
-    return Curve(history.epoch, accuracy, right, history.eval_examples, mean_model)
+    right = 100 * history.nodes_right.astype(np.float64) / history.accuracy.shape[-1]
+    return Curve(history.epoch, accuracy, right, history.eval_examples, mean_model, runs_of(result))
+
+
+def _end(label: str, result: Result) -> list[str]:
+    """Returns a row of accuracies on all test examples, one per seed, if the evaluations before used a sample."""
+    final = result.provenance["final"]
+    if final is None:
+        return []
+    cells = (" / ".join(f"{100 * value:.1f}" for value in values) for values in final.values())
+    return [f"| {label} | " + " | ".join(cells) + " |"]
 
 
 def _write_summary(path: pathlib.Path, results: Mapping[str, Result]) -> None:
     """Writes one row per curve, seed and evaluation."""
     text = io.StringIO(newline="")
     rows = csv.writer(text)
-    rows.writerow(["curve", "seed", "epoch", "mean", "min", "max", "consensus_distance"])
+    rows.writerow(["curve", "seed", "init", "epoch", "mean", "min", "max", "consensus_distance"])
     for label, result in results.items():
-        for number, seed in enumerate(result.provenance["seeds"]):
+        for number, (seed, init) in enumerate(runs_of(result)):
             accuracy = result.history.accuracy[number].astype(np.float64)
             for epoch, nodes, distance in zip(
                 result.history.epoch, accuracy, result.history.consensus_distance[number], strict=True
             ):
                 numbers = [f"{value:.5f}" for value in (nodes.mean(), nodes.min(), nodes.max(), distance)]
-                rows.writerow([label, seed, f"{epoch:g}", *numbers])
+                rows.writerow([label, seed, init, f"{epoch:g}", *numbers])
     with files.replacing(path) as file:
         file.write(text.getvalue().encode())

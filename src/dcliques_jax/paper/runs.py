@@ -15,6 +15,7 @@ from dcliques_jax._studies import kept, names
 from dcliques_jax._studies.file import Case, Study
 from dcliques_jax._studies.runner import Runner
 from dcliques_jax.datasets import Dataset
+from dcliques_jax.paper.found import skews_of
 from dcliques_jax.paper.settings import CLIQUE_SIZE, TASKS, Setting
 
 
@@ -101,12 +102,7 @@ class Runs:
         if isinstance(part, Setting):
             return kept.found(self.folder(part))
         path = self.folder(part) / "measured.npz"
-        if not path.exists():
-            return None
-        try:
-            return files.read_arrays(path)["skew"]
-        except Exception as error:  # NumPy and zipfile raise many errors for other files
-            raise ValueError(f"{path} is corrupt ({error}): remove it to measure again") from error
+        return skews_of(path) if path.exists() else None
 
     def measure(self, part: Setting | SkewStudy) -> Any:
         """Returns what was measured. Runs the part if that is not done."""
