@@ -43,7 +43,8 @@ LAYERS = """
     _engine.loop
     _simulate
     _studies.names _studies.file _studies.cases _studies.kept _studies.runner _studies.tables studies
-    paper.settings paper.claims paper.found paper.runs paper.experiments paper.figures paper.reports paper paper.__main__
+    paper.settings paper.claims paper.found paper.runs paper.experiments paper.figures paper.reports
+    paper paper.__main__
     dcliques_jax __main__
 """
 ORDER = LAYERS.split()

@@ -103,6 +103,24 @@ def test_the_best_is_chosen_by_the_last_evaluation_and_never_diverged():
         run(algorithm, sweep={"learning_rate": [1e38]}).best()
 
 
+@pytest.mark.filterwarnings("ignore:non-finite:RuntimeWarning")
+def test_what_diverged_at_a_node_that_is_not_evaluated_is_never_best():
+    inputs = np.array(DATA.dataset.train_inputs)
+    inputs[DATA.indices[4]] *= 1e25
+    data = partitions.from_indices(dataclasses.replace(DATA.dataset, train_inputs=inputs), list(DATA.indices))
+
+    def algorithm(learning_rate):
+        return algorithms.dsgd(optax.sgd(learning_rate), weights=np.eye(10))
+
+    options = {"algorithm": algorithm, "sweep": {"learning_rate": [0.1, 1e-30]}, "epochs": 2, "progress": False}
+    result = simulate(topologies.ring(10), data, eval_nodes=1, **options)
+    assert result.history.eval_nodes.tolist() != [[[4]], [[4]]]
+    assert np.isfinite(result.history.loss).all()
+    accuracy = result.history.accuracy[:, -1].ravel()
+    assert accuracy[0] > accuracy[1]
+    assert result.best().provenance["sweep"] == {"learning_rate": 1e-30}
+
+
 @pytest.mark.parametrize("name", ["messages", "messages_lost", "bytes", "train_loss", "mean_model_loss"])
 def test_the_best_costs_least(swept, name):
     costs = np.arange(6.0).reshape(3, 2)[::-1]  # least at the last rate and the first momentum

@@ -252,7 +252,7 @@ class Result:
     def best(self, metric: str | None = None, *, largest: bool | None = None) -> "Result":
         """Returns the result of the best combination of a sweep by the last evaluation, the mean over nodes and seeds.
 
-        Combinations in which a loss is infinite or NaN are never best.
+        Combinations that diverged are never best.
 
         Args:
           metric: name of a measurement in `history` or `history.extra`. Default: `"accuracy"`, or `"loss"` if there is
@@ -272,7 +272,7 @@ class Result:
         last = np.take(measured, -1, axis=lead).reshape(*self._sweep_shape(), -1).astype(np.float64)
         if largest is None:
             largest = not metric.endswith(("loss", "distance")) and metric not in _COSTS
-        finite = np.isfinite(history.loss).reshape(*self._sweep_shape(), -1).all(axis=-1)
+        finite = ~self.diverged()
         if not finite.any():
             raise ValueError(f"all combinations of {self.provenance['sweep']} diverged: try smaller values")
         known = ~np.isnan(last[finite]).all(axis=0)  # offline nodes, classes that no example has, ... are NaN in all
@@ -282,6 +282,13 @@ class Result:
             raise ValueError(f"metric={metric!r} was not measured: it is infinite or NaN in all combinations")
         ranked = np.where(finite, scores if largest else -scores, -np.inf)
         return self.at(**self.combinations()[int(ranked.argmax())])
+
+    def diverged(self) -> np.ndarray:
+        """Returns whether a loss or the model of any node became infinite or NaN, for each combination."""
+        # Losses are those of evaluated nodes, the consensus distance is that of all.
+        measured = (self.history.loss, self.history.consensus_distance)
+        each = [np.isfinite(values).reshape(*self._sweep_shape(), -1).all(axis=-1) for values in measured]
+        return ~np.logical_and(*each)
 
     def combinations(self) -> list[dict[str, float]]:
         """Returns all combinations of a sweep; none if there is no sweep, or one was chosen."""

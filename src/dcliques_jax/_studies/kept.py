@@ -93,8 +93,7 @@ def keep(folder: pathlib.Path, trained: Trained, result: Result, **about: Any) -
 
 def best(result: Result, metric: str | None = None) -> Result:
     """Returns the best combination of a sweep; all of them if every one diverged."""
-    finite = np.isfinite(result.history.loss).reshape(len(result.combinations()), -1).all(axis=1)
-    return result.best(metric) if finite.any() else result
+    return result if result.diverged().all() else result.best(metric)
 
 
 def without_examples(result: Result) -> Result:
