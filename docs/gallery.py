@@ -33,8 +33,9 @@ def small(result):
     """The same result without its other measurements. Images come first in memory, which packs better."""
     history = result.history
     fields = {name: getattr(history, name)[..., :0] for name in MEASURED if name not in NEEDED}
-    counts = np.min_scalar_type(result.provenance["num_nodes"])
-    fields["nodes_right"] = np.asfortranarray(history.nodes_right.astype(counts))
+    for name in ("nodes_right", "eval_examples"):
+        counts = getattr(history, name)
+        fields[name] = np.asfortranarray(counts.astype(np.min_scalar_type(counts.max(initial=0))))
     history = dataclasses.replace(history, **fields)
     return dataclasses.replace(result, history=history, topology=[], traffic=())
 
