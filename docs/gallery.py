@@ -1,7 +1,8 @@
 """Puts what `python -m dcliques_jax.paper` measured into the documentation: python docs/gallery.py FOLDER [FOLDER ...].
 
-Copies accuracies from the folders to `docs/paper/results`, and reports on all that lies there. Experiments of which it
-holds nothing keep the page that they have. Without a folder, makes the report and the figures again.
+Copies accuracies from the folders to `docs/paper/results`, and reports on all that lies there. Experiments keep the
+page that they have until all curves of their figure are there. Without a folder, makes the report and the figures
+again.
 """
 
 import dataclasses
@@ -40,6 +41,12 @@ def small(result):
     return dataclasses.replace(result, history=history, topology=[], traffic=())
 
 
+def whole(outcome):
+    """Whether all curves of the figure were run; claims may need others beside."""
+    experiment = dc.paper.EXPERIMENTS[outcome.name]
+    return experiment.parts.keys() - getattr(experiment, "beside", {}).keys() <= outcome.measured.keys()
+
+
 def main(folders, gallery):
     results = gallery / "results"
     for folder in folders:
@@ -49,6 +56,8 @@ def main(folders, gallery):
     with tempfile.TemporaryDirectory() as written:
         shutil.copytree(results, written, dirs_exist_ok=True)
         for outcome in dc.paper.report(written):
+            if outcome.name in pages and not whole(outcome):
+                continue
             page = outcome.markdown().replace(f"({outcome.name}/figure.png)", f"({outcome.name}.png)")
             pages[outcome.name] = page.strip()
             if (figure := outcome.folder / "figure.png").exists():
