@@ -199,6 +199,12 @@ def test_what_was_not_run_long_enough_cannot_be_told():
     assert str(judged(claims.faster("a", "c"), short)) == "cannot be told: c was not run"
 
 
+def test_skews_are_compared_on_the_experiments_that_both_data_sets_have():
+    many, few = np.full((5, 3), 0.5), np.full((2, 3), 0.1)
+    many[2:] = 0
+    assert claims.harder("x", "y", since=1).judge({"x": many, "y": few}).holds is True
+
+
 def test_untrained_models_are_not_judged():
     early, late = (Curve(np.array(epoch), np.ones((1, 2, 2))) for epoch in ([0.0, 1.0], [0.0, 5.0]))
     for claim in (claims.faster("a", "b"), claims.narrower("a", "b"), claims.gains_more(("a", "b"), ("a", "b"))):
@@ -279,6 +285,36 @@ def test_chance_gives_a_verdict_in_5_of_100_cases():
         a, b = (curve(0, 0, seeds=3)._replace(accuracy=rng.normal(size=(3, 2, 1))) for _ in range(2))
         told += claims.faster("a", "b").judge({"a": a, "b": b}).holds is not None
     assert told / 600 == pytest.approx(0.05, abs=0.03)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_chance_seldom_refutes_what_holds_at_every_evaluation(seeds):
+    """The largest of twenty gaps is larger than the true one, here as large as the claim allows."""
+    rng = np.random.default_rng(0)
+    claim, refuted = claims.within("a", "b", points=3, since=1), 0
+    for _ in range(200):
+        values = rng.normal(size=(2, seeds, 20, 50)) / 10 + [[[[0.03]]], [[[0]]]]
+        a, b = map(on_images, values)
+        refuted += claim.judge({"a": a, "b": b}).holds is False
+    assert refuted / 200 < 0.07
+
+
+def test_one_evaluation_refutes_a_claim_about_all():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 1, 20, 500)) / 10
+    a[0, 7] += 0.06  # six points more
+    claim = claims.within("a", "b", points=3, since=1)
+    verdict = claim.judge({"a": on_images(a), "b": on_images(b)})
+    assert verdict.holds is False
+    assert verdict.margin == pytest.approx(-3, abs=2)
+
+
+def test_chance_seldom_gives_a_gap_of_seeds_that_lead_in_turn():
+    """Curves of three seeds are 2 points apart, now this way and now that way: their means are not."""
+    a, b = curve(0, 2, -2, seeds=3), curve(0, 0, 0, seeds=3)
+    a.accuracy[0] *= -1
+    verdict = claims.within("a", "b", points=1, since=1).judge({"a": a, "b": b})
+    assert verdict.margin == pytest.approx(1 - 2 / 3)
 
 
 def test_what_is_hard_for_both_cancels():
