@@ -331,6 +331,7 @@ PLAIN = algorithms.dsgd(optax.sgd(0.1))
 RIVALS = {
     "tracking": (algorithms.gradient_tracking(optax.adam(0.01)), TOPOLOGIES["small world"]),
     "D2": (algorithms.d2(), TOPOLOGIES["ring of cliques"]),
+    "D2 of one mean": (algorithms.d2(), TOPOLOGIES["fully connected"]),
     "lazy D2": (algorithms.d2(lazy=True), TOPOLOGIES["fully connected"]),
     "gossiped momentum": (algorithms.gossip_momentum(0.05), TOPOLOGIES["fully connected"]),
     "quasi-global momentum": (algorithms.quasi_global_momentum(0.05), TOPOLOGIES["ring"]),

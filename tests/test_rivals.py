@@ -166,6 +166,16 @@ def test_known_figures_in_float32(name):
         assert figure is None or value == pytest.approx(figure, rel=1e-3)
 
 
+@pytest.mark.parametrize("form", [mixing.GroupMean, mixing.Dense, mixing.Neighbours])
+def test_rounding_does_not_move_the_end_of_d2(form):
+    """Errors of gossip that are added up must have a mean of 0 to the last bit of the errors, not of the models."""
+    topology = topologies.fully_connected(quadratic.NODES)
+    weights = topology.weights() if form is mixing.GroupMean else form.from_sparse(topology.weights().to_sparse())
+    algorithm = algorithms.d2(optax.sgd(0.005), weights=weights)
+    models, _ = quadratic.run(algorithm, topology, dtype=np.float32, rounds=(10_000, 30_000))
+    assert quadratic.errors(models).max() < 1e-7
+
+
 @pytest.mark.usefixtures("x64")
 def test_tracked_gradients_make_adam_unbiased():
     """Adam scales the gradients of each node, which biases it even on a fully connected network."""

@@ -85,7 +85,7 @@ def d2(
 ) -> Algorithm:
     """D2 (Tang et al., 2018), also known as exact diffusion and NIDS: corrects each model by its last gossip error.
 
-        X+ = V (X + u + C),   C+ = X+ - X - u      u = optimizer(G), C = 0 at first; V = W or (I + W) / 2
+        Z = X + u + C,   X+ = V Z,   C+ = C + V Z - Z      u = optimizer(G), C = 0 at first; V = W or (I + W) / 2
 
     Clique Averaging must keep the mean of gradients, as in `gradient_tracking`.
 
@@ -118,8 +118,10 @@ def d2(
         gradients = mixing.mix(network.gradients, gradients)
         of_optimizer, correction = state
         local, of_optimizer = updated(optimizer, params, gradients, of_optimizer)
-        params = mixing.mix(network.gossip, jax.tree.map(jnp.add, local, correction))
-        return params, (of_optimizer, jax.tree.map(jnp.subtract, params, local))
+        corrected = jax.tree.map(jnp.add, local, correction)
+        # Not X+ - X - u: rounding errors of X+ would have another mean than 0, and add up in C.
+        change = jax.tree.map(network.gossip.change, corrected)
+        return jax.tree.map(jnp.add, corrected, change), (of_optimizer, jax.tree.map(jnp.add, correction, change))
 
     of_topology = over_topology(clique_averaging=clique_averaging, weights=weights)
 

@@ -76,6 +76,11 @@ class GlobalMean(mixing.Weights):
         mean = jax.lax.psum((shares * rows).sum(axis=0, keepdims=True), AXIS)
         return jnp.broadcast_to(mean, rows.shape).reshape(x.shape)
 
+    def change(self, x: jax.Array) -> jax.Array:
+        """Computes W y - y with y = x - x_0, where x_0 is in the first slot of all."""
+        first = jax.lax.psum(jnp.where(jax.lax.axis_index(AXIS) == 0, x[:1], 0), AXIS)
+        return super().change(x - first)
+
     def senders(self, nodes: jax.Array) -> jax.Array:
         """Returns the nodes of the device, `[slots]`: all nodes read the same ones."""
         return nodes

@@ -44,6 +44,10 @@ class Weights(abc.ABC):
     def apply(self, x: jax.Array) -> jax.Array:
         """Multiplies one array `[nodes, ...]`."""
 
+    def change(self, x: jax.Array) -> jax.Array:
+        """Computes W x - x. Forms override this to round in proportion to differences between nodes, not to x."""
+        return self.apply(x) - x
+
     def at(self, round: Any) -> "Weights":
         """Returns the matrix of one round; by default this one. The engine calls it once per round.
 
@@ -298,9 +302,13 @@ class Dense(Weights):
         return np.shape(self.matrix)[0]
 
     def apply(self, x: jax.Array) -> jax.Array:
-        """Computes x + (W - I) (x - x_0). Rounding errors vanish as models agree, and the mean does not drift."""
+        """Computes x + (W - I) (x - x_0). Rounding errors vanish as models agree."""
+        return x + self.change(x)
+
+    def change(self, x: jax.Array) -> jax.Array:
+        """Computes (W - I) (x - x_0)."""
         change = jnp.asarray(self.matrix, x.dtype) - jnp.eye(self.num_nodes, dtype=x.dtype)
-        return x + jnp.tensordot(change, x - x[:1], 1, precision="highest")
+        return jnp.tensordot(change, x - x[:1], 1, precision="highest")
 
     def senders(self, nodes: jax.Array) -> jax.Array:
         """Returns the node of each column, `[slots, slots]`."""

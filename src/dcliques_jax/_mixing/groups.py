@@ -64,6 +64,11 @@ class GroupMean(Weights):
         means = _group_means(jnp.asarray(self.members), jnp.asarray(self.shares, x.dtype), flat(x))
         return rows_of(means, jnp.asarray(self.group)).reshape(x.shape)
 
+    def change(self, x: jax.Array) -> jax.Array:
+        """Computes W y - y with y = x - x_1, where x_1 is the first member of each group."""
+        first = rows_of(x, jnp.asarray(self.members)[jnp.asarray(self.group), 0])
+        return super().change(x - first)
+
     def senders(self, nodes: jax.Array) -> jax.Array:
         """Returns the nodes, `[slots]`: all members of a group read the same ones."""
         return nodes
