@@ -26,8 +26,11 @@ def keep(folder, results):
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path.parent.name.startswith("skew-"):
             shutil.copy(path, copy)
-        else:
-            small(dc.Result.load(path)).save(copy)
+            continue
+        result = small(dc.Result.load(path))
+        # A run that was stopped early has the name of the whole one.
+        if not copy.exists() or dc.Result.load(copy).history.epoch[-1] <= result.history.epoch[-1]:
+            result.save(copy)
 
 
 def small(result):

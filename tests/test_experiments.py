@@ -163,7 +163,7 @@ def wide(band):
         (claims.within("a", "b", points=1, since=1), (curve(9, 50), curve(3, 50.5)), (curve(3, 3), curve(5, 5))),
         (claims.faster("a", "b"), (curve(9, 60, 80), curve(9, 50, 80)), (curve(9, 50, 80), curve(9, 60, 80))),
         (claims.faster("a", "b", by=2), (curve(0, 9), curve(0, 6)), (curve(0, 9), curve(0, 8))),
-        (claims.narrower("a", "b"), (curve(1, 2, band=1), curve(1, 2, band=2)), (curve(1, 2), curve(1, 2))),
+        (claims.narrower("a", "b"), (wide(1), wide(2)), (wide(2), wide(1))),
         (claims.narrower("a", "b", factor=3), (wide(1), wide(4)), (wide(1), wide(0))),
         (claims.no_wider("a", "b", points=1), (wide(2), wide(1.5)), (wide(2), wide(0))),
         (claims.reaches("a", 90, points=1, at=1), (curve(0, 89.5), None), (curve(0, 88), None)),
@@ -174,10 +174,22 @@ def test_claims_hold_or_do_not(claim, true, false):
     assert claim.judge(dict(zip("ab", false, strict=True))).holds is False
 
 
+def test_equal_curves_leave_a_claim_open():
+    same = {"a": curve(0, 9, band=1), "b": curve(0, 9, band=1)}
+    assert claims.faster("a", "b").judge(same).words == claims.narrower("a", "b").judge(same).words == "open"
+
+
 def test_a_gain_is_held_against_another():
     curves = {"a": curve(0, 9), "b": curve(0, 5), "c": curve(0, 8), "d": curve(0, 6)}
     assert claims.gains_more(("a", "b"), ("c", "d")).judge(curves).holds is True
     assert claims.gains_more(("c", "d"), ("a", "b")).judge(curves).holds is False
+
+
+def test_seeds_on_both_sides_of_a_number_reach_it():
+    around = curve(0, 90, seeds=3)
+    around.accuracy[:2, 1] += [[3], [-3]]
+    verdict = claims.reaches("a", 90, points=1, at=1).judge({"a": around})
+    assert (verdict.margin, verdict.words) == (1, "open")
 
 
 @pytest.mark.parametrize(("claim", "broken"), [
@@ -309,6 +321,25 @@ def test_one_evaluation_refutes_a_claim_about_all():
     assert verdict.margin == pytest.approx(-3, abs=2)
 
 
+def test_a_claim_about_all_evaluations_holds_at_each():
+    """The last gap is the largest and has no error; at others seeds differ by more than the claim allows."""
+    a, b = curve(0, 0, 0, 0.5, seeds=3), curve(0, 0, 0, 0, seeds=3)
+    a.accuracy[0, 1:3] += [[2], [-2]]
+    a.accuracy[1, 1:3] -= [[2], [-2]]
+    verdict = claims.within("a", "b", points=1, since=1).judge({"a": a, "b": b})
+    assert (verdict.margin, verdict.words) == (0.5, "open")
+
+
+def test_the_mean_gap_of_three_seeds_refutes_a_claim_about_all():
+    """Each evaluation alone would need an error of a twentieth of its margin."""
+    rng = np.random.default_rng(0)
+    a, b = curve(*[0] * 20, seeds=3), curve(*[0] * 20, seeds=3)
+    a.accuracy[:] += 5 + rng.normal(size=(3, 20, 1)) / 2
+    verdict = claims.within("a", "b", points=3, since=1).judge({"a": a, "b": b})
+    assert verdict.holds is False
+    assert "5.0" in verdict.numbers
+
+
 def test_chance_seldom_gives_a_gap_of_seeds_that_lead_in_turn():
     """Curves of three seeds are 2 points apart, now this way and now that way: their means are not."""
     a, b = curve(0, 2, -2, seeds=3), curve(0, 0, 0, seeds=3)
@@ -325,7 +356,8 @@ def test_what_is_hard_for_both_cancels():
     paired = claims.faster("a", "b").judge({"a": on_images(a), "b": on_images(b)})
     assert (paired.margin, paired.error) == (pytest.approx(1), pytest.approx(1))  # 5 without the pairing
     other = on_images(b, np.arange(100)[None] + 1)
-    assert claims.faster("a", "b").judge({"a": on_images(a), "b": other}).error is None
+    told = str(judged(claims.faster("a", "b"), {"a": on_images(a), "b": other}))
+    assert told == "cannot be told: not evaluated on the same test examples"
 
 
 @pytest.mark.parametrize("claim", [
@@ -346,7 +378,18 @@ def test_bands_of_one_seed_are_open():
     one, other = curve(1, 1, band=1, seeds=1), curve(1, 1, band=4, seeds=1)
     verdict = claims.narrower("a", "b").judge({"a": one, "b": other})
     assert (verdict.words, verdict.margin, verdict.error) == ("open", 3, None)
-    assert str(verdict) == "open: band of 1.00 against 4.00 points; margin 3.00"
+    assert str(verdict) == "open: band of 1.00 against 4.00 points (1 of 1 seed); margin 3.00"
+
+
+def test_a_seed_with_several_initial_models_counts_once():
+    a, b = curve(0, 9, seeds=4), curve(0, 0, seeds=4)
+    a.accuracy[:, 1] += np.array([[0], [2], [4], [6]])
+    runs = [(3, "averaged"), (3, "shared"), (5, "averaged"), (5, "shared")]
+    a, b = a._replace(runs=runs), b._replace(runs=runs)
+    verdict = claims.faster("a", "b").judge({"a": a, "b": b})
+    assert (verdict.margin, verdict.error) == (12, 2)  # seeds with margins of 10 and 14
+    one = {name: each._replace(runs=[(3, init) for init in "wxyz"]) for name, each in (("a", a), ("b", b))}
+    assert claims.narrower("a", "b").judge(one).error is None
 
 
 def test_mean_models_are_told_beside_the_mean_of_models():
@@ -358,11 +401,11 @@ def test_mean_models_are_told_beside_the_mean_of_models():
 def test_curves_are_compared_on_the_seeds_that_both_have():
     a, b = curve(0, 9, seeds=3), curve(0, 8, seeds=2)
     a.accuracy[1:] += 5
-    a, b = a._replace(runs="xyz"), b._replace(runs="zx")
+    a, b = a._replace(runs=[("x",), ("y",), ("z",)]), b._replace(runs=[("z",), ("x",)])
     b.accuracy[0] += 3  # z
     verdict = claims.faster("a", "b").judge({"a": a, "b": b})
     assert (verdict.margin, verdict.numbers[-14:]) == (2, "(2 of 2 seeds)")  # 1 for x and 3 for z
-    other = b._replace(runs="uv")
+    other = b._replace(runs=[("u",), ("v",)])
     assert str(judged(claims.faster("a", "b"), {"a": a, "b": other})).startswith(
         "cannot be told: not run with the same"
     )
@@ -372,7 +415,7 @@ def test_curves_are_compared_where_both_were_evaluated():
     often = Curve(np.arange(11.0), np.linspace([0, 0], [100, 100], 11).T[:, :, None])
     rarely = Curve(np.array([0.0, 5, 10]), np.array([[0.0, 50, 100]] * 2)[:, :, None])
     assert claims.within("a", "b", points=0.1, since=0).judge({"a": often, "b": rarely}).holds is True
-    assert claims.faster("a", "b").judge({"a": often, "b": rarely}).holds is False
+    assert claims.faster("a", "b").judge({"a": often, "b": rarely}).margin == 0
     # A gain of 4 after one epoch is more than one of 1, whatever the other becomes in the tenth.
     curves = {"a": curve(0, 9), "b": curve(0, 5), "c": curve(0, 8, *[99] * 9), "d": curve(0, 7, *[1] * 9)}
     assert claims.gains_more(("a", "b"), ("c", "d")).judge(curves).holds is True
@@ -417,10 +460,10 @@ def test_finished_parts_are_not_run_again(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("_shrunk_settings")
 def test_an_interrupted_experiment_goes_on_bit_for_bit(tmp_path):
-    whole = paper.run("clique-averaging-mnist", scale=TINY, out=tmp_path / "whole", progress=False)
-    arguments = {"name": "clique-averaging-mnist", "scale": TINY, "out": tmp_path / "parts", "progress": False}
+    whole = paper.run("greedy-swap-mnist", scale=TINY, out=tmp_path / "whole", progress=False)
+    arguments = {"name": "greedy-swap-mnist", "scale": TINY, "out": tmp_path / "parts", "progress": False}
     half = paper.run(**arguments, until=1)
-    assert half.measured["without"].history.epoch.tolist() == [0, 1]
+    assert half.measured["Greedy Swap"].history.epoch.tolist() == [0, 1]
     assert "Epochs run: 1 of 2; seeds: 1; nodes evaluated: 20 of 20; test examples: 40; " in str(half)
     assert half.markdown().count("so far") == 1  # a band of one seed is open
     assert "so far" not in whole.markdown()
@@ -430,7 +473,8 @@ def test_an_interrupted_experiment_goes_on_bit_for_bit(tmp_path):
     for label, result in whole.measured.items():
         np.testing.assert_array_equal(resumed.measured[label].history.accuracy, result.history.accuracy)
         np.testing.assert_array_equal(resumed.measured[label].history.loss, result.history.loss)
-    assert resumed.measured["without"].provenance["seconds"] > half.measured["without"].provenance["seconds"]
+    ended, stopped = (each.measured["Greedy Swap"].provenance["seconds"] for each in (resumed, half))
+    assert ended > stopped
 
 
 @pytest.mark.usefixtures("_shrunk_settings")
@@ -442,8 +486,7 @@ def test_results_of_other_data_are_refused_and_nothing_is_hidden(tmp_path):
         paper.run(**arguments, datasets={"mnist": other})
     with pytest.raises(ValueError, match="--resume"):
         paper.run(**arguments | {"until": 2})
-    again = paper.report(tmp_path)[0]
-    assert again.name == first.name
+    (again,) = (outcome for outcome in paper.report(tmp_path) if outcome.name == first.name)
     assert again.verdicts == first.verdicts
     assert json.loads((again.folder / "config.json").read_text())["until"] == 1
 
@@ -566,7 +609,7 @@ def test_the_gallery_keeps_what_was_not_run_again(tmp_path, gallery):
     report = (folder / "report.md").read_text()
     headings = re.findall("^## (.*)$", report, re.MULTILINE)
     assert headings == ["numbers", "iid-vs-skew", "skew-histogram", "skew-steps"]  # as in the paper
-    assert "Old." in report  # nothing about it was run
+    assert "Old." not in report  # it needs no runs
     assert report.endswith("## skew-steps\n\nKept.\n")  # CIFAR-10's curve is missing
     assert "\n\n## iid-vs-skew\n\nKept, too.\n\n" in report
     assert "](skew-histogram.png)" in report
@@ -585,10 +628,37 @@ def test_the_gallery_holds_what_its_report_needs(tmp_path, gallery):
     put([tmp_path / "results"])
     page = outcome.markdown().replace("clique-averaging-mnist/figure.png", "clique-averaging-mnist.png")
     assert page.strip() in (folder / "report.md").read_text()
-    assert page.count(" / ") == 2 * 3  # all test examples at the end, of two seeds
+    final = outcome.measured["without"].provenance["final"]
+    last = " | ".join(f"{100 * final[name][1]:.1f}" for name in ("accuracy", "accuracy_min", "mean_model_accuracy"))
+    assert f"| without | 1 | 2 | {last} |" in page
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     put([])
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.usefixtures("_shrunk_settings")
+def test_the_gallery_keeps_runs_that_went_on_for_longer(tmp_path, gallery):
+    put, folder = gallery
+    for name, until in (("whole", None), ("part", 1)):
+        paper.run("clique-averaging-mnist", scale=TINY, out=tmp_path / name, progress=False, until=until)
+        put([tmp_path / name])
+    assert "Epochs run: 2 of 2; " in (folder / "report.md").read_text()
+
+
+@pytest.mark.usefixtures("_shrunk_settings")
+def test_runs_that_are_reported_are_told_apart(tmp_path):
+    scale = TINY._replace(eval_examples={"mnist": 30})
+    with_averaging, without = paper.EXPERIMENTS["clique-averaging-mnist"].parts.values()
+    for setting, seed, init in [(with_averaging, 0, "shared"), (with_averaging, 1, "averaged"), (without, 0, "shared")]:
+        Runs(tmp_path, scale, 1, first_seed=seed, init=init).measure(setting)
+    Runs(tmp_path, scale._replace(epochs={"mnist": 1}), 1).measure(without)
+    (outcome,) = (found for found in paper.report(tmp_path) if found.name == "clique-averaging-mnist")
+    page = outcome.markdown()
+    assert "seeds: 1, 2; " in page
+    assert "some initial models: averaged; runs left out, which were shorter or evaluated otherwise: 1." in page
+    rows = re.findall(r"^\| (with[a-zA-Z ]*) \| ([a-z0-9, ]*) \| 2 \|", page, re.MULTILINE)
+    assert rows == [("with Clique Averaging", "0"), ("with Clique Averaging", "1, averaged"), ("without", "0")]
+    assert page.count(" of 1 seed)") == 2
 
 
 def test_the_published_report_is_that_of_the_published_results(tmp_path, monkeypatch):
@@ -597,7 +667,7 @@ def test_the_published_report_is_that_of_the_published_results(tmp_path, monkeyp
     published = (GALLERY.parent / "paper" / "report.md").read_text()
     whole = runpy.run_path(str(GALLERY))["whole"]
     outcomes = [outcome for outcome in paper.report(tmp_path / "results") if whole(outcome)]
-    assert outcomes
+    assert {outcome.name for outcome in outcomes} >= {name for name in EXPERIMENTS if "cifar10" not in name}
     for outcome in outcomes:
         page = outcome.markdown().replace(f"({outcome.name}/figure.png)", f"({outcome.name}.png)")
         assert page.strip() in published
@@ -675,5 +745,9 @@ def test_the_longest_runs_are_reported_and_no_seed_twice(tmp_path):
     found = all_found(tmp_path)[setting.name]
     assert found.history.epoch[-1] == 3
     assert runs_of(found) == [(0, "averaged"), (0, "shared")]
+    assert found.provenance["left_out"] == 3
+    other = datasets.synthetic(num_train=2000, num_test=40, input_shape=(5,), seed=2)
+    Runs(tmp_path / "other", long, 1, first_seed=3, datasets={"mnist": other}).measure(setting)
+    shutil.copytree(tmp_path / "other", tmp_path, dirs_exist_ok=True)
     Runs(tmp_path, long, 2).measure(setting)
     assert runs_of(all_found(tmp_path)[setting.name]) == [(0, "averaged"), (0, "shared"), (1, "shared")]

@@ -16,11 +16,14 @@ with the same seeds, so what is hard for both cancels. If seeds are evaluated on
 the error of images already: Var_i is then that of one seed, and counts as much as two samples have in common. With one
 seed only the error of images is known, and how much another seed would change is not.
 
-A claim is open if M^2 < sum t^2 part over both parts of se^2, where t is the quantile of Student's distribution that
+A claim is open if M^2 <= sum t^2 part over both parts of se^2, where t is the quantile of Student's distribution that
 chance exceeds in 5 of 100 cases: 2.0 for many images, 4.3 for three seeds (Banerjee, 1960). Otherwise it holds if
-M > 0. A claim about k evaluations has the margin of the worst. Chance has k ways to refute it, so t is the quantile of
-5 / k of 100 cases if M < 0 (Bonferroni). A band is not a mean over images: its error is that over seeds, and with one
-seed it is open.
+M > 0. A seed with several kinds of initial models counts once, with its mean. A band is not a mean over images: its
+error is that over seeds, and with one seed it is open.
+
+A claim about each of k evaluations holds if it holds at each. Chance has many ways to refute it, so t is the quantile
+of 2.5 / k of 100 cases (Bonferroni). Such a claim implies the same of the mean over evaluations, which refutes it in
+2.5 of 100 cases, too: with three seeds hardly anything else can.
 """
 
 import functools
@@ -42,7 +45,7 @@ class Curve(NamedTuple):
     right: np.ndarray | None = None  # [seeds, t, images] nodes that are right on each image; None: not known
     images: np.ndarray | None = None  # [seeds, images] which ones
     mean_model: np.ndarray | None = None  # [seeds, t] accuracy of the mean of all models
-    runs: Sequence[Hashable] | None = None  # [seeds] what tells runs apart; None: their order
+    runs: Sequence[tuple[Hashable, ...]] | None = None  # [seeds] seed and kind of initial models; None: seeds 0, 1, ...
 
     def speed(self) -> np.ndarray:
         """Mean accuracy over nodes and all evaluations after the start, `[seeds]`."""
@@ -91,6 +94,10 @@ class _NoPairError(Exception):
     """The curves share no seed."""
 
 
+class _OtherImagesError(Exception):
+    """The curves were not evaluated on the same images."""
+
+
 class Claim(NamedTuple):
     """A sentence of the paper and a function that judges it by measurements."""
 
@@ -107,7 +114,7 @@ def within(first: str, second: str, *, points: float, since: float) -> Claim:
     >>> fast, slow = (Curve(epoch, np.array([a, a])[:, :, None]) for a in ([10, 80, 90], [10, 60, 89.5]))
     >>> claim = within("D-Cliques", "ring", points=1, since=2)
     >>> print(claim.judge({"D-Cliques": fast, "ring": slow}))
-    holds: at most 0.50 points apart (2 of 2 seeds); margin 0.50 ± 0.00
+    holds: at most 0.50 points apart, 0.50 on average (2 of 2 seeds); margin 0.50 ± 0.00
     """
 
     def judge(curves: Mapping[str, Curve]) -> Verdict:
@@ -116,14 +123,22 @@ def within(first: str, second: str, *, points: float, since: float) -> Claim:
         if not len(late):
             return Verdict(None, f"run for {a.epoch[-1]:g} epochs only")
         lead = a.mean() - b.mean()  # [seeds, t]
-        apart = np.abs(lead.mean(axis=0))[late]
-        worst = late[apart.argmax()]
-        sign = np.sign(lead.mean(axis=0)[worst])
-        numbers = f"at most {apart.max():.2f} points apart"
+
+        def apart(times: np.ndarray, chance: float) -> Verdict:
+            """Judges the mean gap over some evaluations."""
+            sign = -1 if lead[:, times].mean() < 0 else 1
+            each = _of_images(lambda a, b: points - sign * (a - b)[:, times].mean(axis=1), a, b)
+            return _verdict(points - sign * lead[:, times].mean(axis=1), numbers, a, each, refuted_by=chance)
+
+        largest, mean = np.abs(lead.mean(axis=0))[late].max(), abs(lead[:, late].mean())
+        numbers = f"at most {largest:.2f} points apart, {mean:.2f} on average"
         if a.mean_model is not None and b.mean_model is not None:
-            numbers += f", mean models {np.abs((a.mean_model - b.mean_model).mean(axis=0))[late].max():.2f}"
-        each = _of_images(lambda a, b: points - sign * (a - b)[:, worst], a, b)
-        return _verdict(points - sign * lead[:, worst], numbers, each, a.images, evaluations=len(late))
+            numbers += f"; mean models {np.abs((a.mean_model - b.mean_model).mean(axis=0))[late].max():.2f}"
+        each = [apart(late[k : k + 1], CHANCE / 2 / len(late)) for k in range(len(late))]
+        worst = min(each, key=lambda verdict: verdict.margin or 0.0)
+        told = [verdict.holds for verdict in (*each, apart(late, CHANCE / 2))]
+        holds = False if False in told else True if all(told[:-1]) else None
+        return worst._replace(holds=holds)
 
     return Claim(f'"{first}" is within {_points(points)} of "{second}" from epoch {since:g} on', judge)
 
@@ -136,7 +151,7 @@ def faster(first: str, second: str, *, by: float = 0.0) -> Claim:
         numbers = f"{a.speed().mean():.1f} against {b.speed().mean():.1f} on average, "
         numbers += f"{_last(a)} against {_last(b)} at epoch {a.epoch[-1]:g}"
         each = _of_images(lambda a, b: (a - b)[:, 1:].mean(axis=1) - by, a, b)
-        return _verdict(a.speed() - b.speed() - by, numbers, each, a.images)
+        return _verdict(a.speed() - b.speed() - by, numbers, a, each)
 
     return Claim(f'"{first}" converges faster than "{second}"' + (f", by {_points(by)}" if by else ""), judge)
 
@@ -145,8 +160,9 @@ def narrower(first: str, second: str, *, factor: float = 1.0) -> Claim:
     """Claims that nodes differ less in one curve than in another, by a factor."""
 
     def judge(curves: Mapping[str, Curve]) -> Verdict:
-        a, b = (curve.band() for curve in _together(curves, first, second))
-        return _verdict(b - factor * a, f"band of {a.mean():.2f} against {b.mean():.2f} points")
+        found = _together(curves, first, second)
+        a, b = (curve.band() for curve in found)
+        return _verdict(b - factor * a, f"band of {a.mean():.2f} against {b.mean():.2f} points", found[0])
 
     much = f"at least {factor:g} times narrower" if factor != 1 else "narrower"
     return Claim(f'the band of "{first}" is {much} than that of "{second}"', judge)
@@ -156,8 +172,9 @@ def no_wider(first: str, second: str, *, points: float) -> Claim:
     """Claims that the band of one curve is at most `points` wider than that of another."""
 
     def judge(curves: Mapping[str, Curve]) -> Verdict:
-        a, b = (curve.band() for curve in _together(curves, first, second))
-        return _verdict(b + points - a, f"band of {a.mean():.2f} against {b.mean():.2f} points")
+        found = _together(curves, first, second)
+        a, b = (curve.band() for curve in found)
+        return _verdict(b + points - a, f"band of {a.mean():.2f} against {b.mean():.2f} points", found[0])
 
     return Claim(f'the band of "{first}" is at most {_points(points)} wider than that of "{second}"', judge)
 
@@ -170,7 +187,10 @@ def gains_more(gain: tuple[str, str], than: tuple[str, str]) -> Claim:
         a, b, c, d = (curve.speed() for curve in found)
         each = _of_images(lambda a, b, c, d: (a - b - c + d)[:, 1:].mean(axis=1), *found)
         numbers = f"{(a - b).mean():.2f} against {(c - d).mean():.2f} points"
-        return _verdict((a - b) - (c - d), numbers, each, found[0].images)
+        if all(curve.mean_model is not None for curve in found):
+            a_, b_, c_, d_ = (curve.mean_model[:, 1:].mean() for curve in found)  # type: ignore[index]
+            numbers += f", mean models {a_ - b_:.2f} against {c_ - d_:.2f}"
+        return _verdict((a - b) - (c - d), numbers, found[0], each)
 
     return Claim(f'"{gain[0]}" gains more on "{gain[1]}" than "{than[0]}" on "{than[1]}"', judge)
 
@@ -184,9 +204,12 @@ def reaches(label: str, percent: float, *, points: float, at: float) -> Claim:
             return Verdict(None, f"run for {curve.epoch[-1]:g} epochs only")
         then = int(np.flatnonzero(curve.epoch >= at)[0])
         beyond = curve.mean()[:, then] - percent
-        sign = np.where(beyond < 0, -1, 1)
-        each = _of_images(lambda right: points - sign[:, None] * (right[:, then] - percent), curve)
-        return _verdict(points - np.abs(beyond), f"{beyond.mean() + percent:.2f} %", each, curve.images)
+        sign = -1 if beyond.mean() < 0 else 1
+        each = _of_images(lambda right: points - sign * (right[:, then] - percent), curve)
+        numbers = f"{beyond.mean() + percent:.2f} %"
+        if curve.mean_model is not None:
+            numbers += f", mean model {curve.mean_model[:, then].mean():.2f} %"
+        return _verdict(points - sign * beyond, numbers, curve, each)
 
     return Claim(f'"{label}" is within {_points(points)} of {percent:g} % at epoch {at:g}', judge)
 
@@ -243,6 +266,8 @@ def judged(claim: Claim, measured: Mapping[str, Any]) -> Verdict:
         return Verdict(None, "not run long enough")
     except _NoPairError:
         return Verdict(None, "not run with the same seeds and initial models")
+    except _OtherImagesError:
+        return Verdict(None, "not evaluated on the same test examples")
 
 
 def _points(number: float) -> str:
@@ -255,13 +280,19 @@ def _together(curves: Mapping[str, Curve], *labels: str) -> list[Curve]:
     common = functools.reduce(np.intersect1d, [curve.epoch for curve in found])
     if not (common > 0).any():
         raise _TooShortError
-    names = [range(len(curve.accuracy)) if curve.runs is None else curve.runs for curve in found]
+    names = [_runs(curve) for curve in found]
     shared = [run for run in names[0] if all(run in others for others in names)]
     if not shared:
         raise _NoPairError
-    return [
-        _at(curve, common, [list(runs).index(run) for run in shared]) for curve, runs in zip(found, names, strict=True)
-    ]
+    found = [_at(curve, common, [runs.index(run) for run in shared]) for curve, runs in zip(found, names, strict=True)]
+    images = [curve.images for curve in found if curve.images is not None]
+    if not all(np.array_equal(images[0], others) for others in images):
+        raise _OtherImagesError
+    return found
+
+
+def _runs(curve: Curve) -> list[tuple[Hashable, ...]]:
+    return [(number,) for number in range(len(curve.accuracy))] if curve.runs is None else list(curve.runs)
 
 
 def _at(curve: Curve, epochs: np.ndarray, runs: list[int]) -> Curve:
@@ -269,7 +300,7 @@ def _at(curve: Curve, epochs: np.ndarray, runs: list[int]) -> Curve:
     of_time = {name: getattr(curve, name) for name in ("accuracy", "right", "mean_model")}
     images = None if curve.images is None else curve.images[runs]
     parts = {name: a[runs][:, kept] for name, a in of_time.items() if a is not None}
-    return curve._replace(epoch=epochs, images=images, runs=None, **parts)
+    return curve._replace(epoch=epochs, images=images, runs=[_runs(curve)[run] for run in runs], **parts)
 
 
 def _last(curve: Curve) -> str:
@@ -278,48 +309,52 @@ def _last(curve: Curve) -> str:
 
 
 def _of_images(margin: Callable[..., np.ndarray], *curves: Curve) -> np.ndarray | None:
-    """Computes the margins of images `[seeds, images]`; None unless all curves were measured on the same ones."""
-    known = [(c.right, c.images) for c in curves if c.right is not None and c.images is not None]
-    if len(known) < len(curves) or not all(np.array_equal(images, known[0][1]) for _, images in known):
-        return None
-    return margin(*(right for right, _ in known))
+    """Computes the margins of images `[seeds, images]`; None unless it is known for all curves which are right."""
+    right = [curve.right for curve in curves]
+    return None if any(counts is None for counts in right) else margin(*right)
 
 
 def _verdict(
     margins: np.ndarray,
     numbers: str,
+    curve: Curve,
     of_images: np.ndarray | None = None,
-    images: np.ndarray | None = None,
     *,
-    evaluations: int = 1,
+    refuted_by: float = CHANCE,
 ) -> Verdict:
-    """Makes the verdict from margins `[seeds]`, and those of images `[seeds, images]` if they are known.
+    """Makes the verdict from the margins of runs, `[runs]`, and of images, `[runs, images]`, if they are known.
 
-    The margin is that of the worst of `evaluations`.
+    One of the curves tells the seeds and the images of the runs. `refuted_by` is the probability that chance may refute
+    a claim whose margin is 0.
     """
-    if len(margins) > 1:
-        numbers += f" ({np.count_nonzero(margins > 0)} of {len(margins)} seeds)"
-    margin, parts = float(margins.mean()), _squared_errors(margins, of_images, images)
+    seeds = [run[0] for run in _runs(curve)]
+    first = [seeds.index(seed) for seed in dict.fromkeys(seeds)]
+    margins = _of_seeds(margins, seeds)
+    numbers += f" ({np.count_nonzero(margins > 0)} of {len(first)} seed" + ("s)" if len(first) > 1 else ")")
+    margin, parts = float(margins.mean()), []
+    if len(first) > 1:
+        parts.append((float(margins.var(ddof=1)) / len(first), len(first) - 1))
+    if of_images is not None and curve.images is not None:
+        parts.append(_of_chosen_images(_of_seeds(of_images, seeds), curve.images[first]))
     if not parts:
         return Verdict(None, numbers, margin)
-    chance = CHANCE if margin > 0 else CHANCE / evaluations
+    chance = CHANCE if margin > 0 else refuted_by
     needed = np.sqrt(sum(part * scipy.stats.t.ppf(1 - chance / 2, freedom) ** 2 for part, freedom in parts))
     error = float(np.sqrt(sum(part for part, _ in parts)))
-    return Verdict(margin > 0 if abs(margin) >= needed else None, numbers, margin, error)
+    return Verdict(margin > 0 if abs(margin) > needed else None, numbers, margin, error)
 
 
-def _squared_errors(
-    margins: np.ndarray, of_images: np.ndarray | None, images: np.ndarray | None
-) -> list[tuple[float, int]]:
-    """Returns the parts of the squared standard error of the mean margin, each with its degrees of freedom."""
-    seeds = len(margins)
-    parts = [(float(margins.var(ddof=1)) / seeds, seeds - 1)] if seeds > 1 else []
-    if of_images is None or images is None:
-        return parts
+def _of_seeds(values: np.ndarray, seeds: Sequence[Hashable]) -> np.ndarray:
+    """Averages over the runs of each seed, `[seeds, ...]`."""
+    return np.stack([values[[other == seed for other in seeds]].mean(axis=0) for seed in dict.fromkeys(seeds)])
+
+
+def _of_chosen_images(of_images: np.ndarray, images: np.ndarray) -> tuple[float, int]:
+    """Returns the part of the squared standard error that images make, and its degrees of freedom."""
     count, shared = images.shape[1], 1.0
     if (images == images[0]).all():
         of_images = of_images.mean(axis=0, keepdims=True)
     else:
         pairs = itertools.combinations(images, 2)
         shared = float(np.mean([len(np.intersect1d(one, other)) for one, other in pairs])) / count
-    return [*parts, (shared * float(of_images.var(axis=1, ddof=1).mean()) / count, count - 1)]
+    return shared * float(of_images.var(axis=1, ddof=1).mean()) / count, count - 1

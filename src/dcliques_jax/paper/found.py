@@ -13,6 +13,8 @@ from dcliques_jax.results import MEASURED, Result
 
 _OF_RUNS = (*MEASURED, "eval_nodes", "eval_examples")  # the fields of a history with the seeds on their first axis
 _OF_SETTING = ("partitions", "topologies", "algorithms")  # the labels that make the name of a setting
+_FINAL = ("accuracy", "accuracy_min", "mean_model_accuracy")  # what is known of the end of a run
+_ALIKE = ("dataset_checksum", "model", "algorithm", "batch_size")  # what runs of one setting have in common
 
 
 def all_found(folder: pathlib.Path) -> dict[str, Any]:
@@ -40,17 +42,24 @@ def skews_of(path: pathlib.Path) -> np.ndarray:
 def together(results: Sequence[Result]) -> Result:
     """Puts runs with different seeds or initial models together.
 
-    Only runs that were evaluated alike fit together: of all such groups the one that was run longest is returned, and
-    of those the one with most seeds. A seed that was run twice counts once.
+    Only runs on the same data, trained and evaluated alike, fit together. Of all such groups the one that was run
+    longest is returned, of those the one with most seeds, then that with most test examples, nodes and evaluations. A
+    run that was made twice counts once. `provenance["left_out"]` counts the runs that do not fit.
     """
     groups: dict[Any, dict[tuple[int, str], tuple[Result, int]]] = collections.defaultdict(dict)
     for result in sorted(results, key=lambda result: -len(result.provenance["seeds"])):
-        history, runs = result.history, runs_of(result)
-        alike = (*history.epoch, history.eval_examples.shape[-1], history.eval_nodes.shape[-1])
-        for place, run in enumerate(runs):
-            groups[alike].setdefault(run, (result, place))
-    chosen = max(groups.values(), key=lambda group: (_last_epoch(group), len(group)))
-    return _joined([chosen[run] for run in sorted(chosen)])
+        history, about = result.history, tuple(str(result.provenance[name]) for name in _ALIKE)
+        sizes = (history.eval_examples.shape[-1], history.eval_nodes.shape[-1])
+        for place, run in enumerate(runs_of(result)):
+            groups[(sizes, tuple(history.epoch), about)].setdefault(run, (result, place))
+
+    def rank(alike: Any) -> Any:
+        sizes, epochs, _ = alike
+        return (epochs[-1], len({seed for seed, _ in groups[alike]}), *sizes, len(epochs), alike)
+
+    chosen = groups[max(groups, key=rank)]
+    left_out = sum(len(group) for group in groups.values()) - len(chosen)
+    return _joined([chosen[run] for run in sorted(chosen)], left_out)
 
 
 def runs_of(result: Result) -> list[tuple[int, str]]:
@@ -59,22 +68,17 @@ def runs_of(result: Result) -> list[tuple[int, str]]:
     return list(zip(seeds, init if isinstance(init, list) else [init] * len(seeds), strict=True))
 
 
-def _last_epoch(group: dict[Any, tuple[Result, int]]) -> float:
-    return max(float(result.history.epoch[-1]) for result, _ in group.values())
-
-
-def _joined(chosen: list[tuple[Result, int]]) -> Result:
-    """Returns a result with the chosen runs, one per seed."""
+def _joined(chosen: list[tuple[Result, int]], left_out: int) -> Result:
+    """Returns a result with the chosen runs, one per seed and kind of initial models."""
     first, results = chosen[0][0], list({id(result): result for result, _ in chosen}.values())
     fields: dict[str, Any] = {
         name: np.stack([getattr(result.history, name)[k] for result, k in chosen]) for name in _OF_RUNS
     }
     seeds, inits = zip(*(runs_of(result)[k] for result, k in chosen), strict=True)
-    about: dict[str, Any] = {"seeds": list(seeds), "init": list(inits)}
+    about: dict[str, Any] = {"seeds": list(seeds), "init": list(inits), "left_out": left_out}
     about["seconds"] = sum(result.provenance["seconds"] for result in results)
-    about["final"] = None
-    if all(result.provenance["final"] is not None for result in results):
-        names = first.provenance["final"]
-        about["final"] = {name: [result.provenance["final"][name][k] for result, k in chosen] for name in names}
+    if any(result.provenance["final"] for result in results):  # None for runs that were stopped
+        finals = [(result.provenance["final"] or {}, k) for result, k in chosen]
+        about["final"] = {name: [final[name][k] if final else None for final, k in finals] for name in _FINAL}
     history = dataclasses.replace(first.history, **fields)
     return dataclasses.replace(first, topology=[], traffic=(), history=history, provenance=first.provenance | about)

@@ -47,12 +47,14 @@ class Outcome(NamedTuple):
         lines = [f"## {self.name}", "", f"{experiment.title} ({experiment.figure}).", ""]
         if self.measured:
             lines += [f"![{experiment.title}]({self.name}/figure.png)", "", *self._extent(), ""]
-        if ends := [line for label, result in self._curves.items() for line in _end(label, result)]:
-            head = "| all test examples, last epoch, % | mean over nodes | lowest node | mean model |"
-            lines += [head, "|---|---|---|---|", *ends, ""]
+        if any(result.provenance["final"] for result in self._curves.values()):
+            lines += ["| on all test examples, % | seed | epoch | mean over nodes | lowest node | mean model |"]
+            lines += ["|---" * 6 + "|"]
+            lines += [row for label, result in self._curves.items() for row in _ends(label, result)] + [""]
         lines += ["| claim | holds | margin | measured |", "|---|---|---|---|"]
-        short = any(result.history.epoch[-1] < result.provenance["epochs"] for result in self._curves.values())
-        marks = _SO_FAR if short else _MARKS
+        run = [result.history.epoch[-1] for result in self._curves.values()]
+        planned = [result.provenance["epochs"] for result in self._curves.values()]
+        marks = _SO_FAR if min(run, default=0) < max(planned, default=0) else _MARKS
         rows = [
             f"| {text} | {marks[found.words]} | {found.told_margin} | {found.numbers} |"
             for text, found in self.verdicts.items()
@@ -65,18 +67,21 @@ class Outcome(NamedTuple):
         if not results:
             return sorted({f"Experiments: {len(skews)}." for skews in self.measured.values()})
 
-        def told(counts: Iterable[tuple[float, int]]) -> str:
+        def parts(counts: Iterable[tuple[float, int]]) -> str:
             return ", ".join(f"{part:,g} of {whole:,}" for part, whole in sorted(set(counts)))
 
-        epochs = told((result.history.epoch[-1], result.provenance["epochs"]) for result in results)
-        nodes = told((result.history.eval_nodes.shape[-1], result.provenance["num_nodes"]) for result in results)
-        examples = sorted({result.history.eval_examples.shape[-1] for result in results})
-        seeds = ", ".join(str(count) for count in sorted({len(result.provenance["seeds"]) for result in results}))
+        epochs = parts((result.history.epoch[-1], result.provenance["epochs"]) for result in results)
+        nodes = parts((result.history.eval_nodes.shape[-1], result.provenance["num_nodes"]) for result in results)
+        examples = ", ".join(f"{count:,}" for count in sorted({r.history.eval_examples.shape[-1] for r in results}))
+        seeds = ", ".join(str(count) for count in sorted({len(set(result.provenance["seeds"])) for result in results}))
+        inits = sorted({init for result in results for _, init in runs_of(result)} - {"shared"})
         seconds = sum(result.provenance["seconds"] for result in results)
-        return [
-            f"Epochs run: {epochs}; seeds: {seeds}; nodes evaluated: {nodes}; "
-            f"test examples: {', '.join(f'{count:,}' for count in examples)}; {seconds / 60:.1f} minutes in all."
-        ]
+        left_out = sum(result.provenance.get("left_out", 0) for result in results)
+        told = [f"Epochs run: {epochs}", f"seeds: {seeds}", f"nodes evaluated: {nodes}"]
+        told += [f"test examples: {examples}", f"{seconds / 60:.1f} minutes in all"]
+        told += [f"some initial models: {', '.join(inits)}"] if inits else []
+        told += [f"runs left out, which were shorter or evaluated otherwise: {left_out}"] if left_out else []
+        return ["; ".join(told) + "."]
 
 
 def run(
@@ -133,7 +138,7 @@ def report(out: str | os.PathLike[str]) -> list[Outcome]:
 
     An experiment is reported if it was run, or if runs of others tell something about its claims. Runs of a setting
     with different seeds or initial models are judged together, if they were run for as long and evaluated alike;
-    otherwise the longest ones count.
+    otherwise the longest ones count, and the report says how many were left out.
 
     Args:
       out: the output folder of `run`.
@@ -143,7 +148,8 @@ def report(out: str | os.PathLike[str]) -> list[Outcome]:
     for name, experiment in EXPERIMENTS.items():
         measured = {label: found[part.name] for label, part in experiment.parts.items() if part.name in found}
         told = any(verdict.words != "cannot be told" for verdict in _verdicts(name, measured).values())
-        if (measured and told) or (folder / name / _CONFIG).exists():
+        needs_no_run = bool(found) and not experiment.parts
+        if (measured and told) or needs_no_run or (folder / name / _CONFIG).exists():
             outcomes.append(_outcome(name, folder, measured))
     if not outcomes:
         raise ValueError(f"{folder} holds no results: run an experiment with --out {folder}")
@@ -183,13 +189,19 @@ def _curve(result: Result) -> Curve:
     return Curve(history.epoch, accuracy, right, history.eval_examples, mean_model, runs_of(result))
 
 
-def _end(label: str, result: Result) -> list[str]:
-    """Returns a row of accuracies on all test examples, one per seed, if the evaluations before used a sample."""
-    final = result.provenance["final"]
-    if final is None:
-        return []
-    cells = (" / ".join(f"{100 * value:.1f}" for value in values) for values in final.values())
-    return [f"| {label} | " + " | ".join(cells) + " |"]
+def _ends(label: str, result: Result) -> list[str]:
+    """Returns one row per run with its last accuracies on all test examples; none if they are not known."""
+    about, history = result.provenance, result.history
+    ends = about["final"]
+    if ends is None and about["eval_examples"] is None:
+        last = history.accuracy[:, -1].astype(np.float64)
+        ends = {"mean": last.mean(axis=1), "lowest": last.min(axis=1), "of mean": history.mean_model_accuracy[:, -1]}
+    rows: list[str] = []
+    for (seed, init), *values in zip(runs_of(result), *ends.values(), strict=True) if ends else ():
+        if None not in values:
+            cells = [label, f"{seed}" if init == "shared" else f"{seed}, {init}", f"{history.epoch[-1]:g}"]
+            rows.append("| " + " | ".join([*cells, *(f"{100 * value:.1f}" for value in values)]) + " |")
+    return rows
 
 
 def _write_summary(path: pathlib.Path, results: Mapping[str, Result]) -> None:
