@@ -132,6 +132,22 @@ def test_labels_and_features_count_the_same_together():
     )
 
 
+def test_labels_that_are_equal_everywhere_do_not_count():
+    equal, domains = np.full((1000, 10), 0.1), np.eye(4)[np.arange(1000) % 4]
+    np.testing.assert_array_equal(features.together(equal, domains)[:, :10], equal / 2)
+
+
+@pytest.mark.parametrize("make", [features.mean_image, features.random_fourier, features.prototypes])
+def test_features_of_bytes_are_those_of_their_values(make):
+    images = np.random.default_rng(0).integers(256, size=(120, 8, 8, 1)).astype(np.uint8)
+    labels = np.arange(120) % 4
+    found = [
+        make(partitions.iid(datasets.from_arrays(values, labels, values, labels), 4))
+        for values in (images, images.astype(np.float32))
+    ]
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -140,7 +156,10 @@ def test_labels_and_features_count_the_same_together():
         (lambda data: features.random_fourier(data, scale=0), "scale=0"),
         (lambda data: features.prototypes(data, 0), "count=0"),
         (lambda data: features.together(np.eye(3), np.eye(2)), "for as many nodes each"),
-        (lambda data: cliques.greedy_swap(data.label_counts, 2), "is not a distribution"),
+        (lambda data: features.together(np.eye(3), np.full((3, 1), np.nan)), "means 1 hold nan"),
+        (lambda data: features.together(), "joins nothing"),
+        (lambda data: features.random_fourier(data.dataset), "is not a partition"),
+        (lambda data: cliques.greedy_swap(data.label_counts, 2), "divide counts by the number of examples"),
         (lambda data: cliques.greedy_swap(np.full((4, 2), np.inf), 2), "is not a distribution"),
     ],
 )

@@ -14,6 +14,7 @@ from dcliques_jax import _checks, _random
 from dcliques_jax.partitions import PartitionedDataset
 
 _SAMPLE = 1000  # examples that distances and prototypes are computed from
+_ROUNDING = 1e-9  # of a mean deviation, in units of the means
 
 
 def mean_image(data: PartitionedDataset, size: int = 7) -> np.ndarray:
@@ -28,7 +29,7 @@ def mean_image(data: PartitionedDataset, size: int = 7) -> np.ndarray:
     >>> mean_image(partitions.iid(images, 10)).shape
     (10, 49)
     """
-    images = data.dataset.train_inputs
+    images = _inputs(data)
     size = _checks.integer("size", size, 1)
     if images.ndim != 4 or min(images.shape[1:3]) < size:
         raise ValueError(f"mean_image takes images of at least {size} x {size} pixels, not {images.shape[1:]}")
@@ -62,11 +63,11 @@ def random_fourier(
     (10, 64)
     """
     num_features = _checks.integer("num_features", num_features, 1)
-    inputs = data.dataset.train_inputs.reshape(len(data.dataset.train_inputs), -1)
+    inputs = _flat_inputs(data)
     rng = _random.generator(seed)
     if scale is None:
-        first, second = (inputs[rng.integers(len(inputs), size=_SAMPLE)] for _ in range(2))
-        apart = np.sqrt(np.square(first - second, dtype=np.float64).sum(axis=1))
+        first, second = (inputs[rng.integers(len(inputs), size=_SAMPLE)].astype(np.float64) for _ in range(2))
+        apart = np.sqrt(np.square(first - second).sum(axis=1))
         scale = float(np.median(apart[apart > 0])) if (apart > 0).any() else 1.0
     scale = _checks.real("scale", scale, 1e-30)
     omega = rng.standard_normal((inputs.shape[1], num_features)) / scale
@@ -91,22 +92,25 @@ def prototypes(data: PartitionedDataset, count: int = 20, *, seed: int = 0) -> n
     >>> shares.shape, bool(np.allclose(shares.sum(axis=1), 1))
     ((10, 5), True)
     """
-    inputs = data.dataset.train_inputs.reshape(len(data.dataset.train_inputs), -1).astype(np.float64)
+    inputs = _flat_inputs(data)
     count = _checks.integer("count", count, 1, len(inputs), "the number of training examples")
     rng = _random.generator(seed)
-    sample = inputs[rng.choice(len(inputs), min(len(inputs), max(_SAMPLE, count)), replace=False)]
+    sample = inputs[rng.choice(len(inputs), min(len(inputs), max(_SAMPLE, count)), replace=False)].astype(np.float64)
     with warnings.catch_warnings(action="ignore"):  # a prototype without examples stays where it is
         centres, _ = scipy.cluster.vq.kmeans2(sample, sample[:count], iter=30, minit="matrix")
-    nearest, _ = scipy.cluster.vq.vq(inputs, centres)
-    return np.stack(
-        [np.bincount(nearest[_held(data, node)], minlength=count) / data.sizes[node] for node in range(data.num_nodes)]
-    )
+
+    def shares(examples: np.ndarray) -> np.ndarray:
+        nearest, _ = scipy.cluster.vq.vq(examples.astype(np.float64), centres)
+        return np.bincount(nearest, minlength=count) / len(examples)
+
+    return np.stack([shares(inputs[_held(data, node)]) for node in range(data.num_nodes)])
 
 
 def together(*means: npt.ArrayLike) -> np.ndarray:
     """Joins several means of nodes, such as label distributions and features, so that each counts the same.
 
-    Each is scaled to the same mean deviation from its global mean, in the 1-norm.
+    Each is scaled to the same mean deviation from its global mean, in the 1-norm. Means that are equal at all nodes are
+    left as they are.
 
     Args:
       *means: arrays `[nodes, features]`.
@@ -116,12 +120,30 @@ def together(*means: npt.ArrayLike) -> np.ndarray:
            [0. , 0.5, 1.5]])
     """
     blocks = [np.asarray(block, np.float64) for block in means]
-    for block in blocks:
-        if block.ndim != 2 or len(block) != len(blocks[0]) or not np.isfinite(block).all():
-            raise ValueError(f"means of shape {block.shape} must be finite, [nodes, features], for as many nodes each")
-    deviations = [np.abs(block - block.mean(axis=0)).sum(axis=1).mean() for block in blocks]
-    scaled = [block / (deviation or 1) for block, deviation in zip(blocks, deviations, strict=True)]
-    return np.concatenate(scaled, axis=1) / len(blocks)
+    if not blocks:
+        raise ValueError("together() joins nothing: pass means of nodes, [nodes, features]")
+    for number, block in enumerate(blocks):
+        if block.ndim != 2 or len(block) != len(blocks[0]):
+            raise ValueError(f"means of shape {block.shape} must be [nodes, features], for as many nodes each")
+        if not np.isfinite(block).all():
+            raise ValueError(f"means {number} hold {block[~np.isfinite(block)][0]}: all must be finite")
+    return np.concatenate([_scaled(block) for block in blocks], axis=1) / len(blocks)
+
+
+def _scaled(block: np.ndarray) -> np.ndarray:
+    deviation = np.abs(block - block.mean(axis=0)).sum(axis=1).mean()
+    return block / deviation if deviation > _ROUNDING * np.abs(block).sum(axis=1).mean() else block
+
+
+def _inputs(data: PartitionedDataset) -> np.ndarray:
+    if not isinstance(data, PartitionedDataset):
+        raise ValueError(f"{data!r} is not a partition: divide a data set among nodes with dcliques_jax.partitions")
+    return data.dataset.train_inputs
+
+
+def _flat_inputs(data: PartitionedDataset) -> np.ndarray:
+    inputs = _inputs(data)
+    return inputs.reshape(len(inputs), -1)
 
 
 def _held(data: PartitionedDataset, node: int) -> np.ndarray:

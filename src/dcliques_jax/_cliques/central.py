@@ -83,7 +83,8 @@ def greedy_swap(
 
     Args:
       label_distribution: p_i(y) of every node, `[nodes, classes]`. Rows may also be means of other features of a node's
-        examples, such as those of `dcliques_jax.features`; cliques then represent their global mean.
+        examples, such as those of `dcliques_jax.features`; cliques then represent their global mean. Whole numbers are
+        taken for counts and refused.
       clique_size: size M of the cliques. The last clique takes the remainder.
       max_steps: number K of steps. Defaults to the paper's 1000, and to 100 per clique with more than 100 cliques: as
         many per clique as in the paper, which has ten.
@@ -186,9 +187,9 @@ def _swap_at_once(
 def exchange_skews(of_a: np.ndarray, of_b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Computes skew(C1) + skew(C2) before, [...], and after every exchange, [..., a, b].
 
-    The arguments are the deviations of members, [..., a, classes] and [..., b, classes]. Callers compare both results
-    without a tolerance, as in the paper's pseudo-code. Rounding then lets some exchanges of equal skew through, which
-    leads off plateaus: with a tolerance CIFAR-10 ends at a mean skew of 0.018 instead of 0.009. The order of sums
+    The arguments are the deviations of members, [..., a, classes] and [..., b, classes]. `greedy_swap` compares both
+    results without a tolerance, as in the paper's pseudo-code. Rounding then lets some exchanges of equal skew through,
+    which leads off plateaus: with a tolerance CIFAR-10 ends at a mean skew of 0.018 instead of 0.009. The order of sums
     therefore matters. It is the same for one step and for many.
     """
     a, b = of_a.shape[-2], of_b.shape[-2]
@@ -277,7 +278,7 @@ def check_label_distribution(label_distribution: npt.ArrayLike) -> np.ndarray:
     if len(wrong):
         raise ValueError(
             f"row {wrong[0]} of label_distribution, {p[wrong[0]].tolist()}, is not a distribution: it must be "
-            "non-negative and sum to 1"
+            "non-negative and sum to 1; divide counts by the number of examples"
         )
     return p
 

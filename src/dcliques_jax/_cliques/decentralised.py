@@ -7,15 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dcliques_jax import _checks, _random
-from dcliques_jax._cliques.central import (
-    check_label_distribution,
-    check_means,
-    exchange_skews,
-    random_cliques,
-    skew,
-)
+from dcliques_jax._cliques.central import check_means, exchange_skews, random_cliques, skew
 
 _FLOAT, _NUMBER = 4, 4  # bytes of a number in a message, real or whole
+_ROUNDING = 1e-12  # of skews, in units of the largest mean
 
 
 class Estimation(NamedTuple):
@@ -45,9 +40,10 @@ def push_sum_labels(
     node. Sums over nodes stay, so all estimates tend to the mean.
 
     Args:
-      label_distribution: p_i(y) of every node, `[nodes, classes]`.
+      label_distribution: p_i(y) of every node, `[nodes, classes]`, or other means, as in `greedy_swap`.
       rounds: number of rounds. With uniform peers, 30 give an error below 0.001.
-      topology: nodes choose among their neighbours in this undirected topology. Default: among all other nodes.
+      topology: nodes choose among their neighbours in this topology, in a directed one among those that they send to.
+        It must stay the same in all rounds. Default: among all other nodes.
       seed: seed of the choices.
 
     Returns:
@@ -70,7 +66,7 @@ def push_sum_trajectory(
     >>> Estimation(*push_sum_trajectory(np.eye(4), 2)).messages
     array([0., 1., 2.])
     """
-    p = check_label_distribution(label_distribution)
+    p = check_means(label_distribution)
     found = [np.abs(estimates - p.mean(axis=0)).sum(axis=1).max() for estimates in _push_sum(p, rounds, topology, seed)]
     messages = np.arange(len(found), dtype=np.float64)
     return Estimation(np.array(found), messages, messages * (p.shape[1] + 1) * _FLOAT)
@@ -78,7 +74,7 @@ def push_sum_trajectory(
 
 def _push_sum(label_distribution: Any, rounds: int, topology: Any, seed: int) -> Iterator[np.ndarray]:
     """Yields the estimates after 0, 1, ... rounds."""
-    p = check_label_distribution(label_distribution)
+    p = check_means(label_distribution)
     rounds = _checks.integer("rounds", rounds, 0)
     choose = _peers(len(p), topology, _random.generator(seed))
     held = np.column_stack([p, np.ones(len(p))])  # s_i and w_i
@@ -96,9 +92,15 @@ def _peers(num_nodes: int, topology: Any, rng: np.random.Generator) -> Any:
         if num_nodes < 2:
             raise ValueError("a single node has no peers: use at least two nodes")
         return lambda: (np.arange(num_nodes) + rng.integers(1, num_nodes, num_nodes)) % num_nodes
+    if not hasattr(topology, "arcs"):
+        raise ValueError(f"topology={topology!r} is not a Topology: build one with dcliques_jax.topologies")
+    if topology.drawn or len(topology.matrices or ()) > 1:
+        raise ValueError(f"{topology.name} changes from round to round: pass a topology that stays, or omit topology")
     if topology.num_nodes != num_nodes:
         raise ValueError(f"the topology has {topology.num_nodes} nodes, the label distribution {num_nodes}")
-    ends = np.concatenate([topology.edges, topology.edges[:, ::-1]])
+    ends = topology.arcs  # (sender, receiver)
+    if ends is None:
+        ends = np.concatenate([topology.edges, topology.edges[:, ::-1]])
     ends = ends[np.argsort(ends[:, 0], kind="stable")]
     counts = np.bincount(ends[:, 0], minlength=num_nodes)
     if (counts == 0).any():
@@ -119,13 +121,15 @@ def decentralised_greedy_swap(
 ) -> np.ndarray:
     """Runs Greedy Swap by messages between nodes that know the members of their own clique and nothing else.
 
-    Cliques start at random, and members tell each other their p_i. In every round half of the cliques, drawn at random,
-    initiate. The member with the lowest number asks a peer sampler for one random node. If that node is in another
-    clique which takes part in no exchange yet, the initiator sends it the distributions of its clique. The node tries
-    all exchanges of two members against its own estimate of the global distribution, chooses one at random that
+    Cliques start at random, and members tell each other their p_i. In every round each clique initiates with
+    probability 1/2. The member with the lowest number asks a peer sampler for one random node. If that node is in
+    another clique which takes part in no exchange yet, the initiator sends it the distributions of its clique. The node
+    tries all exchanges of two members against its own estimate of the global distribution, chooses one at random that
     strictly lowers the sum of both skews, and answers. The two nodes that change places get the lists of their new
-    cliques, and all others a notice. A clique stops initiating after twice as many failures in a row as there are
-    cliques.
+    cliques, and all others a notice. A clique stops initiating after twice as many answers in a row without an exchange
+    as there are cliques.
+
+    The random cliques, the peer sampler and the news of who is online or engaged in a clique cost nothing here.
 
     Sizes never change. With exact estimates the total skew never rises. `decentralised_trajectory` measures both skew
     and cost. The result is for `topologies.d_cliques(cliques=...)`.
@@ -137,10 +141,10 @@ def decentralised_greedy_swap(
       seed: seed of the random cliques and of all draws.
       estimates: what each node believes of the global distribution, `[nodes, classes]`, such as `push_sum_labels`.
         Default: the exact one.
-      message_loss: probability that a message is lost. A question, an offer or an answer that is lost ends the attempt.
-        Lists and notices are sent again until they arrive.
-      online: which nodes are online, `[rounds, nodes]`, repeated if shorter. Nodes that are offline neither initiate
-        nor answer, and keep their clique. Default: all.
+      message_loss: probability that a message is lost, at most 0.99. A question, an offer or an answer that is lost
+        ends the attempt. Lists and notices are sent again until they arrive; nodes know which have.
+      online: which nodes are online, booleans `[rounds, nodes]`, repeated if shorter. Nodes that are offline neither
+        initiate nor answer, and keep their clique; they find lists and notices when they return. Default: all.
 
     Returns:
       The clique ids `[nodes]`.
@@ -185,18 +189,36 @@ class _Swaps:
         self.rounds = _checks.integer("rounds", rounds, 0)
         self.loss = _checks.real("message_loss", message_loss, 0, 0.99)
         self.ids = random_cliques(len(self.p), clique_size, seed=seed)
-        self.believed = np.tile(self.p.mean(axis=0), (len(self.p), 1)) if estimates is None else np.asarray(estimates)
-        if self.believed.shape != self.p.shape or not np.isfinite(self.believed).all():
-            raise ValueError(f"estimates must be finite and of shape {self.p.shape}, not {self.believed.shape}")
-        self.online = np.ones((1, len(self.p)), bool) if online is None else np.asarray(online, bool)
-        if self.online.ndim != 2 or self.online.shape[1] != len(self.p) or len(self.online) == 0:
-            raise ValueError(f"online has shape {self.online.shape}: pass [rounds, nodes] for {len(self.p)} nodes")
+        self.believed = self._checked_estimates(estimates)
+        self.online = self._checked_online(online)
+        self.rounding = _ROUNDING * np.abs(self.p).max()
         self.cliques = [np.flatnonzero(self.ids == clique) for clique in range(self.ids.max() + 1)]
         self.failures = np.zeros(len(self.cliques), np.int64)
         self.rng = _random.generator(seed, 1)
         sizes = np.bincount(self.ids)
         self.messages = float((sizes * (sizes - 1)).sum())  # members tell each other their distributions
         self.bytes = self.messages * self.p.shape[1] * _FLOAT
+
+    def _checked_estimates(self, estimates: Any) -> np.ndarray:
+        if estimates is None:
+            return np.tile(self.p.mean(axis=0), (len(self.p), 1))
+        believed = np.asarray(estimates, np.float64)
+        if believed.shape != self.p.shape:
+            raise ValueError(f"estimates must be of shape {self.p.shape}, not {believed.shape}")
+        if not np.isfinite(believed).all():
+            row = int(np.isfinite(believed).all(axis=1).argmin())
+            raise ValueError(f"row {row} of estimates, {believed[row].tolist()}, must be finite")
+        return believed
+
+    def _checked_online(self, online: Any) -> np.ndarray:
+        if online is None:
+            return np.ones((1, len(self.p)), bool)
+        given = np.asarray(online)
+        if given.ndim != 2 or given.shape[1] != len(self.p) or len(given) == 0:
+            raise ValueError(f"online has shape {given.shape}: pass [rounds, nodes] for {len(self.p)} nodes")
+        if (wrong := ~np.isin(given, (0, 1))).any():
+            raise ValueError(f"online holds {given[wrong][0]}: pass True or False for every round and node")
+        return given.astype(bool)
 
     def run(self) -> tuple[np.ndarray, Construction]:
         found = [self._measured()]
@@ -214,7 +236,9 @@ class _Swaps:
         """Returns the cliques that initiate in a round, and the nodes that answer them."""
         count = len(self.cliques)
         busy = np.zeros(count, bool)
-        found = []
+        found: list[tuple[int, int]] = []
+        if count == 1:
+            return found
         for clique in self.rng.permutation(count):
             starts = self.rng.random() < 0.5 and self.failures[clique] < 2 * count
             if not starts or busy[clique] or not online[self.cliques[clique]].any():
@@ -235,7 +259,8 @@ class _Swaps:
             return
         deviation = self.p - self.believed[node]
         before, after = exchange_skews(deviation[mine], deviation[theirs])
-        better = np.argwhere((after < before) & online[mine][:, None] & online[theirs][None])
+        # Unlike in `greedy_swap`, exchanges that rounding alone calls better are left out: each would cost messages.
+        better = np.argwhere((after < before - self.rounding) & online[mine][:, None] & online[theirs][None])
         if not self._sent(2 * _NUMBER):
             return
         self.failures[clique] += 1
