@@ -38,7 +38,7 @@ napoleon_google_docstring = True
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 nb_execution_mode = "force"
-nb_execution_timeout = 900
+nb_execution_timeout = 3600  # seconds per cell: one trains ResNet-20 on CIFAR-10
 nb_execution_raise_on_error = True
 nb_output_stderr = "remove"  # progress bars
 # The pages of verdicts and of the comparison include one that has no title of its own.

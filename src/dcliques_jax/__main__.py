@@ -27,7 +27,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     command = commands.add_parser("run", help="run a study")
     command.add_argument("study", metavar="FILE", help="a TOML file, or the name of a shipped study")
-    command.add_argument("--out", metavar="DIR", help="output folder (default: the name of the study)")
+    command.add_argument("--out", metavar="DIR", help="output folder (default: the title, as in quick-start)")
     command.add_argument("--resume", action="store_true", help="continue in a folder that holds results")
     command.add_argument("--only", nargs="+", default=[], metavar="LABEL", help="restrict the study to these labels")
     command.add_argument("--nodes", type=int, metavar="N", help="use N nodes instead, with smaller batches")

@@ -105,7 +105,8 @@ def simulate(
         All combinations are simulated together, in one program that is compiled once whatever the values. Measurements
         have the axes `[sweep..., seeds, t, nodes]`; `Result.best` chooses a combination. A combination that diverges
         warns. Each equals a run of its own up to rounding.
-      seed: seed of the initial models, the order of examples and the evaluated subsets.
+      seed: seed of all that a run draws: initial models, the order of examples, augmentation, dropout, faults, drawn
+        graphs, draws of algorithms, and the evaluated subsets.
       seeds: list of seeds, one run per seed. Runs are simulated together if they fit into memory. All measurements then
         have the seeds on their first axis. `topology` and `dataset` may be lists with one entry per seed and the same
         number of nodes. `batch_size` is that of the largest node of all seeds.

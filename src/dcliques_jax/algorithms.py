@@ -5,12 +5,12 @@ that describe it. It works on stacked pytrees of parameters and gradients, indep
 
     g = G_t grad F(theta; S)      G_t: identity, clique average or the average over any neighbourhood
     u = optimizer(g)              any optax transformation, per node
-    theta = W_t (theta + u)       W_t: Metropolis-Hastings or any other doubly stochastic matrix
+    theta = W_t (theta + u)       W_t: the gossip matrix of the topology in this round
 
 Rivals of D-Cliques have the same form: `gradient_tracking`, `d2`, `gossip_momentum`, `quasi_global_momentum`,
 `push_sum` and `choco`. Wrappers change any of them: `local_steps`, `repeated_gossip` and `sam`.
 
-To write your own, start from the source of `dsgd`; "Your own algorithm" in the how-to goes through it step by step.
+To write your own, start from the source of `dsgd`; the how-to and the notebook "Your own algorithm" show more.
 """
 
 from dcliques_jax._algorithms.choco import choco

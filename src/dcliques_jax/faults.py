@@ -47,10 +47,7 @@ class Fault(NamedTuple):
     rate: float  # expected share of failures; 0: the fault is dropped
     draw: Callable[..., tuple[State, jax.Array]]  # (state, number, key, ids) -> (state, alive); `number`: rounds so far
     init: Callable[[jax.Array, Ids], State] = lambda key, ids: ()  # state before the first round
-    works: Callable[[int, int], float] | None = (
-        None  # (number of nodes n, k) -> probability that k of n nodes all work;
-    )
-    # None: nodes fail independently of each other
+    works: Callable[[int, int], float] | None = None  # (n, k) -> P(k of n nodes all work); None: independent
     num_nodes: int | None = None  # number of nodes that it is made for; None: any
 
     def __repr__(self) -> str:

@@ -177,8 +177,8 @@ def neighbourhood_average(num_nodes: int, edges: Edges) -> Weights:
 def from_matrix(matrix: Any) -> Weights:
     """Makes weights from any square matrix, dense or SciPy sparse, whose rows sum to 1.
 
-    Rounding errors of up to 1e-6 per row go to the diagonal. Gossip needs a symmetric, doubly stochastic matrix;
-    `check_gossip` checks that.
+    Rounding errors of up to 1e-6 per row go to the diagonal. What else gossip needs depends on the algorithm;
+    `check_gossip` checks it.
     """
     given = matrix if scipy.sparse.issparse(matrix) else np.asarray(matrix)
     check_square(given)

@@ -105,9 +105,7 @@ class Traits(NamedTuple):
 
     requires: str = "symmetric"  # of W, see `mixing.check_gossip`
     stands: frozenset[str] = frozenset({"links", "nodes"})  # what may fail, see `faults`
-    sends: Callable[[Network, Params], Traffic] | None = (
-        None  # (network, shapes of one node's parameters); None: unknown
-    )
+    sends: Callable[[Network, Params], Traffic] | None = None  # (network, shapes of a node's model); None: unknown
     check: Callable[[Network], None] | None = None  # raises a `ValueError` if something else of the network is wrong
 
 

@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--init", choices=INITS, default="shared", help="initial models (default: shared)")
     command.add_argument("--out", default="paper-results", metavar="DIR", help="output folder (default: paper-results)")
     command.add_argument("--resume", action="store_true", help="continue interrupted runs")
-    command.add_argument("--until", type=int, metavar="EPOCH", help="stop after this epoch; --resume continues")
+    command.add_argument("--until", type=int, metavar="EPOCH", help="stop at the first evaluation from this epoch on")
     command.add_argument(
         "--eval-every", type=int, metavar="EPOCHS", help="epochs between evaluations, whatever the scale"
     )
