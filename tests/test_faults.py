@@ -312,6 +312,24 @@ def test_the_mean_stays_if_cliques_are_large(fault):
     np.testing.assert_allclose(simulation.params["Dense_0"]["kernel"].mean(axis=0), before, atol=1e-6)
 
 
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(("nodes", "size"), [(10, 5), (140, 70)])  # lists as wide as there are nodes; dense matrices
+def test_the_mean_stays_if_nodes_gossip_twice(nodes, size):
+    data = partitions.iid(datasets.synthetic(num_train=10 * nodes, num_test=10, input_shape=(3,)), nodes)
+    topology = topologies.d_cliques(data.label_distribution, clique_size=size, seed=1)
+    still = algorithms.repeated_gossip(algorithms.dsgd(optax.sgd(0.0), clique_averaging=False), 2)
+    arguments = {"faults": faults.bursts(0.3, 5), "algorithm": still}
+    simulation = prepare(topology, data, init="independent", **arguments)
+    before = simulation.params["Dense_0"]["kernel"].mean(axis=0)
+    simulation.run(3)
+    halfway = simulation.state
+    simulation.run(3)
+    np.testing.assert_allclose(simulation.params["Dense_0"]["kernel"].mean(axis=0), before, atol=1e-6)
+    again = prepare(topology, data, init=halfway, **arguments)
+    again.run(3)
+    jax.tree.map(np.testing.assert_array_equal, again.params, simulation.params)
+
+
 # Streams
 
 

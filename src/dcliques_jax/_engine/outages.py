@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dcliques_jax import mixing
-from dcliques_jax._mixing.forms import MOST_UNROLLED
+from dcliques_jax._mixing.forms import MOST_UNROLLED, Lists
 from dcliques_jax._mixing.paced import base_of, over_bases
 from dcliques_jax._mixing.sequences import as_unions, to_common_form
 from dcliques_jax.algorithms import Network, Round, Traits
@@ -128,6 +128,17 @@ def _start_links(faults: Faults, senders: jax.Array, everyone: jax.Array, key: j
         fault.init(first_key(_key(key, index)), _of_links(fault, everyone, senders)) if _has_memory(fault) else ()
         for index, fault in _of_entries(faults, senders)
     )
+
+
+def have_pairs(network: Network) -> tuple[bool, ...]:
+    """Returns for each matrix whether its links are pairs of nodes, as in dense matrices, and not entries of lists."""
+
+    def form(weights: Any) -> Any:
+        weights = base_of(weights)
+        weights = weights.pool if isinstance(weights, mixing.Drawn) else weights
+        return weights.form if isinstance(weights, mixing.Sequence) else weights
+
+    return tuple(not isinstance(form(weights), Lists) for weights in network)
 
 
 def _static(weights: Any) -> mixing.Weights:

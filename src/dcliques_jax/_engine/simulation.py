@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dcliques_jax import _checks, algorithms, mixing
-from dcliques_jax._engine import cache_key, interrupts, layout, program, state
+from dcliques_jax._engine import cache_key, interrupts, layout, outages, program, state
 from dcliques_jax._engine.evaluation import Evaluation
 from dcliques_jax._engine.plan import Plan, Recipe, Run
 from dcliques_jax._engine.program import Carry, Program
@@ -112,7 +112,7 @@ class Simulation:
         """Compiles the rounds and stores states, by default the initial ones, on the devices."""
         if starts is not None and tally is not None:
             self._starts, self.tally = starts, tally
-        self._carry = state.store(self.layout, self.plan, self._starts, self._data)
+        self._carry = state.store(self.layout, self.plan, self._starts, self._data, outages.have_pairs(self._network))
         data, examples = layout.store_data(self.layout, self._data), layout.store_examples(self.layout)
         lowered = self._on_one_device
         if self.layout.mesh is not None:
@@ -185,7 +185,7 @@ class Simulation:
         if self._carry is None:
             self.begin()
         assert self._carry is not None
-        return state.in_topology_order(self.layout, self._carry, self._keys)
+        return state.in_topology_order(self.layout, self._carry, self._keys, outages.have_pairs(self._network))
 
     def of_user(self, tree: Any) -> Any:
         """Removes the axis of runs unless the user passed `seeds`."""

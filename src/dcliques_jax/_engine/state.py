@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -137,22 +138,32 @@ def _like(expected: Any, given: Any, name: str) -> Any:
     return jax.tree.unflatten(jax.tree.structure(expected), leaves)
 
 
-def reordered(state: State, order: np.ndarray) -> State:
-    """Puts node `order[k]` of the state of one run into slot k. The values of an empty slot, -1, are arbitrary."""
+def reordered(state: State, order: np.ndarray, of_pairs: Sequence[bool]) -> State:
+    """Puts node `order[k]` of the state of one run into slot k. The values of an empty slot, -1, are arbitrary.
+
+    `of_pairs` tells for each matrix of the network whether its links are pairs of nodes, see `outages.have_pairs`.
+    """
     rows = (state.params, state.algorithm, state.model)
     params, algorithm, model = jax.tree.map(lambda leaf: leaf[order] if np.ndim(leaf) else leaf, rows)
     faults = state.faults
     if faults is not None:  # those of nodes are kept by number
-        faults = faults._replace(links=jax.tree.map(lambda leaf: _links_in_order(leaf, order), faults.links))
+        links = [
+            jax.tree.map(functools.partial(_links_in_order, order=order, of_pairs=pairs), each)
+            for each, pairs in zip(faults.links, of_pairs, strict=True)
+        ]
+        faults = faults._replace(links=tuple(links))
     return state._replace(params=params, algorithm=algorithm, faults=faults, model=model)
 
 
-def _links_in_order(leaf: Any, order: np.ndarray) -> Any:
-    """Reorders the state of links. The columns of a dense matrix are nodes, too; lists are always narrower."""
-    return leaf[np.ix_(order, order)] if leaf.shape[1] == len(leaf) else leaf[order]
+def _links_in_order(leaf: Any, *, order: np.ndarray, of_pairs: bool) -> Any:
+    """Reorders the state of links. Those of pairs have a column per node, for each gossip of a round."""
+    rows = leaf[order]
+    if not of_pairs or leaf.shape[1] % len(leaf):
+        return rows
+    return rows.reshape(len(order), -1, len(order))[..., order].reshape(leaf.shape)
 
 
-def store(layout: Layout, plan: Plan, states: list[State], data: Data) -> Carry:
+def store(layout: Layout, plan: Plan, states: list[State], data: Data, of_pairs: Sequence[bool]) -> Carry:
     """Stores states, given in the topology's order, on the devices. Empties the list to free memory."""
     mesh, epoch, step = layout.mesh, *divmod(int(states[0].round), plan.rounds_per_epoch)
     shape = (len(states), layout.num_slots, plan.order_width)
@@ -161,7 +172,7 @@ def store(layout: Layout, plan: Plan, states: list[State], data: Data) -> Carry:
         draw = jax.jit(functools.partial(draw_order, plan.sampling, plan.order_width))
         for run in range(len(states)):
             orders[run] = draw(jax.tree.map(lambda leaf, run=run: leaf[run], data), epoch)
-    moved = [reordered(states.pop(0), placement.order) for placement in layout.placements]
+    moved = [reordered(states.pop(0), placement.order, of_pairs) for placement in layout.placements]
     carries = [carry_of(each, order) for each, order in zip(moved, orders, strict=True)]
     if mesh is not None:
         together = stack_runs(carries, np)
@@ -185,10 +196,11 @@ def _lifted(params: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf[None], params)
 
 
-def in_topology_order(layout: Layout, carry: Carry, keys: np.ndarray) -> State:
+def in_topology_order(layout: Layout, carry: Carry, keys: np.ndarray, of_pairs: Sequence[bool]) -> State:
     """Copies a stored carry to the host, which has room for it, in the topology's order, with the axis of runs."""
     fetched = jax.tree.map(transfer.fetched, carry._replace(order=()))
     on_host = State(fetched.params, fetched.algorithm, fetched.round, keys, fetched.faults, fetched.model)
     runs = [jax.tree.map(lambda leaf, run=run: leaf[run], on_host) for run in range(len(layout.runs))]
-    together: State = stack_runs([reordered(run, p.slots) for run, p in zip(runs, layout.placements, strict=True)], np)
+    each = zip(runs, layout.placements, strict=True)
+    together: State = stack_runs([reordered(run, placement.slots, of_pairs) for run, placement in each], np)
     return together
