@@ -51,6 +51,30 @@ def several(one):
     )
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        plotting.plot_accuracy,
+        plotting.plot_loss,
+        plotting.plot_consensus,
+        plotting.plot_accuracy_per_message,
+        lambda results: plotting.plot_per_class(results["x"], "c"),
+    ],
+)
+def test_sweeps_are_not_drawn_as_seeds(one, draw):
+    history = dataclasses.replace(one.history, extra={"c": np.zeros((2, 3, 20, 4))})
+    sweep = dataclasses.replace(one, history=history, provenance=one.provenance | {"sweep": {"rate": [0.1, 0.2]}})
+    with pytest.raises(ValueError, match=r"is a sweep: pass result\.best\(\)"):
+        draw({"x": sweep})
+
+
+def test_axes_name_the_examples_that_were_evaluated(one):
+    validated = dataclasses.replace(one, provenance=one.provenance | {"evaluate_on": "validation"})
+    assert plotting.plot_accuracy({"x": validated}).get_ylabel() == "validation accuracy (%)"
+    assert plotting.plot_loss({"x": one, "y": validated}).get_ylabel() == "test or validation loss"
+    assert "validation accuracy" in validated._repr_html_()
+
+
 @pytest.fixture(autouse=True)
 def close_figures():
     yield

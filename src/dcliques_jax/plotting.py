@@ -108,7 +108,7 @@ def plot_partition(data: PartitionedDataset, *, ax: Any = None) -> Any:
 def plot_accuracy(
     results: Mapping[str, Result], *, ax: Any = None, x: str = "epoch", clock: Clock | None = None
 ) -> Any:
-    """Draws test accuracy over time: the mean over nodes bold, min and max thin.
+    """Draws accuracy over time: the mean over nodes bold, min and max thin.
 
     Each result has its colour and line style. Thin lines show how nodes differ, bands show how seeds differ: with
     several seeds every line is the mean over seeds, and a band spans the lowest to the highest mean over nodes.
@@ -119,16 +119,17 @@ def plot_accuracy(
       x: what to draw over: `"epoch"`, `"round"`, `"messages"` or `"bytes"` that a node has sent, or `"seconds"`.
       clock: one of `dcliques_jax.clocks`, for `x="seconds"`.
     """
-    _check_mapping(results, "result")
+    _check_results(results)
     for label, result in results.items():
         if np.isnan(result.history.accuracy).all():
             raise ValueError(f"{label!r} has no accuracy, since real numbers are predicted: use plot_loss")
-    return _plot_nodes(results, "accuracy", 100, "test accuracy (%)", ax, x, clock)
+    return _plot_nodes(results, "accuracy", 100, f"{_evaluated_on(results)} accuracy (%)", ax, x, clock)
 
 
 def plot_loss(results: Mapping[str, Result], *, ax: Any = None, x: str = "epoch", clock: Clock | None = None) -> Any:
-    """Draws test loss over time, with the lines, bands and arguments of `plot_accuracy`."""
-    return _plot_nodes(results, "loss", 1, "test loss", ax, x, clock)
+    """Draws loss over time, with the lines, bands and arguments of `plot_accuracy`."""
+    _check_results(results)
+    return _plot_nodes(results, "loss", 1, f"{_evaluated_on(results)} loss", ax, x, clock)
 
 
 def plot_consensus(results: Mapping[str, Result], *, ax: Any = None) -> Any:
@@ -141,7 +142,7 @@ def plot_consensus(results: Mapping[str, Result], *, ax: Any = None) -> Any:
       results: results by their label in the legend.
       ax: matplotlib axes.
     """
-    _check_mapping(results, "result")
+    _check_results(results)
     new, ax = ax is None, _axes(ax, 2 / 3)
     for label, result, look in _looks(results, ax):
         history = result.history
@@ -158,7 +159,7 @@ def plot_consensus(results: Mapping[str, Result], *, ax: Any = None) -> Any:
 def plot_accuracy_per_message(
     results: Mapping[str, Result], *, messages: Mapping[str, float] | None = None, ax: Any = None
 ) -> Any:
-    """Draws mean test accuracy against the messages sent per node, on a logarithmic axis.
+    """Draws mean accuracy against the messages sent per node, on a logarithmic axis.
 
     In every round `dsgd` sends one message per edge and direction and, if it averages gradients, one more per gradient
     edge and direction, as `topology.report()` counts. Bands are over seeds.
@@ -169,7 +170,7 @@ def plot_accuracy_per_message(
         send.
       ax: matplotlib axes.
     """
-    _check_mapping(results, "result")
+    _check_results(results)
     given = messages or {}
     if unknown := set(given) - set(results):
         raise ValueError(f"messages are given for {sorted(unknown)}, but the results are {list(results)}")
@@ -183,7 +184,7 @@ def plot_accuracy_per_message(
         percent = 100 * _by_seed(result.history.accuracy)
         _curve(ax, sent[sent > 0], percent.mean(axis=2)[:, sent > 0], look, label)
     ax.set_xscale("log")
-    return _finish(ax, "messages sent per node", "test accuracy (%)", new)
+    return _finish(ax, "messages sent per node", f"{_evaluated_on(results)} accuracy (%)", new)
 
 
 def plot_per_class(result: Result, name: str = "per_class_accuracy", *, ax: Any = None) -> Any:
@@ -283,6 +284,18 @@ def _check_mapping(by_label: Any, what: str) -> None:
         raise ValueError(f"there is no {what} to draw in {by_label!r}: pass a mapping such as {{'label': {what}}}")
 
 
+def _check_results(results: Mapping[str, Result]) -> None:
+    _check_mapping(results, "result")
+    for label, result in results.items():
+        if result.combinations():
+            raise ValueError(f"result {label!r} is a sweep: pass result.best(), or result.at(...) of combinations")
+
+
+def _evaluated_on(results: Mapping[str, Result]) -> str:
+    """Returns the examples that results were evaluated on, for a label of an axis."""
+    return " or ".join(dict.fromkeys(result.provenance["evaluate_on"] for result in results.values()))
+
+
 def _looks(by_label: Mapping[str, Any], ax: Any) -> Iterator[tuple[str, Any, _Look]]:
     """Yields labels and values with a look each. Looks continue after those in use."""
     drawn = len(ax.get_legend_handles_labels()[1])
@@ -302,10 +315,6 @@ def _plot_nodes(
     _checks.choice("x", x, tuple(_TIMES))
     if (x == "seconds") != (clock is not None):
         raise ValueError(f"x={x!r} and clock={clock!r}: pass a clock, such as clocks.WAN, with x='seconds' only")
-    _check_mapping(results, "result")
-    for label, result in results.items():
-        if result.history.accuracy.ndim > 3:
-            raise ValueError(f"result {label!r} is a sweep: pass result.best(), or result.at(...) of combinations")
     new, ax = ax is None, _axes(ax, 2 / 3)
     for label, result, look in _looks(results, ax):
         time, values = _time(label, result, x, clock), scale * _by_seed(getattr(result.history, field))
@@ -339,6 +348,7 @@ def _per_class(result: Result, name: str) -> tuple[np.ndarray, np.ndarray]:
     """The evaluated nodes, and their accuracy on every class at the last evaluation `[nodes, classes]`."""
     if not isinstance(result, Result):
         raise ValueError(f"there is no result to draw in {result!r}: pass what simulate returned")
+    _check_results({name: result})
     history = result.history
     if name not in history.extra:
         raise ValueError(

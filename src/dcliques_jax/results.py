@@ -154,14 +154,15 @@ class Result:
     def _repr_html_(self) -> str:
         history, told = self.history, self.provenance
         accuracy, loss = history.accuracy[..., -1, :], history.loss[..., -1, :]
+        examples = told["evaluate_on"]
         measured = {
-            "test loss": f"{loss.mean():.3g} ({_html.span(loss.min(), loss.max(), '.3g')} over nodes)",
+            f"{examples} loss": f"{loss.mean():.3g} ({_html.span(loss.min(), loss.max(), '.3g')} over nodes)",
             "consensus distance": f"{history.consensus_distance[..., -1].mean():.3g}",
         }
         if not np.isnan(accuracy).all():
             spread = _html.span(accuracy.min(), accuracy.max(), ".1%")
             measured = {
-                "test accuracy": f"{accuracy.mean():.1%} ({spread} over nodes)",
+                f"{examples} accuracy": f"{accuracy.mean():.1%} ({spread} over nodes)",
                 "accuracy of the mean model": f"{history.mean_model_accuracy[..., -1].mean():.1%}",
             } | measured
         seeds = {name: f"{count}" for name, count in zip(self._axes(), accuracy.shape[:-1], strict=True)}
