@@ -103,6 +103,25 @@ def test_what_an_algorithm_does_not_allow_is_kept_with_the_reason(done):
     assert "gradient_tracking" in refused["shards, moving, d2"]
 
 
+def test_a_seed_that_is_refused_does_not_end_the_study(tmp_path):
+    """D2 is stable on the random graph of the first seed, and not on that of the other."""
+    text = """
+        num_nodes = 20
+        seeds = [0, 4]
+        data = {use = "synthetic", num_train = 300}
+        simulate = {rounds = 1}
+        [topologies.random]
+        use = "random_regular"
+        degree = 10
+        [topologies.ring]
+        [algorithms.d2]
+        lazy = false
+    """
+    random, ring = studies.run(studies.parse(tomllib.loads(text)), tmp_path / "out", progress=False)
+    assert "D2 is unstable" in random.refused
+    assert ring.result is not None
+
+
 def test_what_was_refused_is_asked_again(tmp_path, monkeypatch):
     (tmp_path / "small.toml").write_text(TEXT)
     options = {"only": ["ring", "d2", "none"], "progress": False}
@@ -363,6 +382,9 @@ def test_the_command_line_runs_lists_and_refuses(tmp_path, capsys):
             '[[skip]]\nalgorithms = "sgd"\n[grids]',
             r"skip\[0\].algorithms='sgd' is unknown: choose one",
         ),
+        ("[grids]", "skip = [{topologies = {a = 1}}]\n[grids]", r"skip\[0\].topologies=\{'a': 1\} is unknown"),
+        ("rounds = 4", "rounds = -3", "simulate.rounds=-3 must be"),
+        ("batch_size = 10", "batch_size = 0.5", "simulate.batch_size=0.5 must be"),
         ('data = {use = "synthetic", num_train = 300}', "", r"needs at least the sections \[data\]"),
         ("seeds = [0, 1]", "seeds = [0, 1", "is not TOML"),
     ],
@@ -394,6 +416,11 @@ def test_another_number_of_nodes_keeps_the_rounds_of_an_epoch(tmp_path, monkeypa
     assert studies.read("comparison").resized(1000).simulate["batch_size"] == 13
     assert main(["run", "small.toml", "--nodes", "0"]) == 2
     assert "num_nodes=0" in capsys.readouterr().err
+
+
+def test_a_length_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="epochs=0 must be an integer of at least 1"):
+        studies.read("one_page").lasting(0)
 
 
 def test_another_length_stretches_learning_rates(tmp_path):

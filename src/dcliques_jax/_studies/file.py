@@ -109,6 +109,7 @@ class Study(NamedTuple):
 
         A study in rounds is evaluated after every epoch instead.
         """
+        epochs = _checks.integer("epochs", epochs, 1)
         in_rounds = {"rounds", "eval_every"} if "rounds" in self.simulate else set()
         simulate = {name: value for name, value in self.simulate.items() if name not in in_rounds} | {"epochs": epochs}
         factor = epochs / self.simulate.get("epochs", epochs)
@@ -248,6 +249,9 @@ def _seeds(where: str, values: Any) -> list[int]:
 
 
 def _check_length(where: str, table: Mapping[str, Any]) -> None:
+    for name in ("epochs", "rounds", "batch_size"):
+        if table.get(name) is not None:
+            _checks.integer(f"{where}.{name}", table[name], 1)
     if {"epochs", "rounds"} <= table.keys():
         epochs, rounds = table["epochs"], table["rounds"]
         raise ValueError(f"{where}.epochs={epochs!r} and {where}.rounds={rounds!r}: pass either, not both")
@@ -326,7 +330,7 @@ def _check_rule(where: str, rule: Any, axes: Mapping[str, Any]) -> None:
     _known(where, rule, tuple(axes))
     for section, labels in rule.items():
         for label in labels if isinstance(labels, list) else [labels]:
-            if label not in axes[section]:
+            if not isinstance(label, str) or label not in axes[section]:
                 raise ValueError(f"{where}.{section}={label!r} is unknown: choose one of {', '.join(axes[section])}")
 
 

@@ -176,11 +176,11 @@ class Runner:
 
     def _refusal(self, case: Case) -> str | None:
         """Returns why the algorithm does not allow this topology or these faults."""
-        seed = self.study.seeds[0]
+        seeds = self.study.seeds
         first = {name: grid[0] for name, grid in self.study.grids.items()}
-        arguments = self._built.arguments(case, [seed], first)
+        arguments = self._built.arguments(case, seeds, first)
         batch_size = self.study.simulate.get("batch_size")
-        return refusal(**arguments, batch_size=batch_size, faults=self._built.faults(case), seeds=[seed])
+        return refusal(**arguments, batch_size=batch_size, faults=self._built.faults(case), seeds=seeds)
 
     def _tuned(self, case: Case) -> dict[str, float] | None:
         """Returns the best values of the grids to tune, None if all diverged.
