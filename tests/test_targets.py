@@ -237,6 +237,19 @@ def test_local_accuracy_is_that_on_the_nodes_own_test_examples():
     np.testing.assert_array_equal(plain.history.accuracy, result.history.accuracy)
 
 
+def test_local_accuracy_of_sequences_is_a_mean_over_positions_too():
+    everything = partitions.from_indices(SEQUENCES, [[0, 1], [2, 3]]).with_tests([np.arange(20)] * 2)
+    result = simulate(topologies.ring(2), everything, model=Each(), init="independent", rounds=1, progress=False)
+    assert len(np.unique(result.history.accuracy)) > 1
+    np.testing.assert_array_equal(result.history.local_accuracy, result.history.accuracy)
+
+
+@pytest.mark.parametrize(("dataset", "model"), [(SEQUENCES, Each()), (LINEAR, models.logistic_regression(2))])
+def test_accuracy_per_class_needs_one_class_per_example(dataset, model):
+    with pytest.raises(ValueError, match="per_class_accuracy needs one class per example"):
+        simulate(RING, dataset, model=model, metrics={"c": metrics.per_class_accuracy(model)}, rounds=1)
+
+
 def test_local_tests_have_the_label_shares_of_the_node():
     data = partitions.shards(datasets.synthetic(num_train=2000, num_test=1000), 10, seed=1).with_local_tests(seed=4)
     for node in range(10):

@@ -75,6 +75,10 @@ def per_class_accuracy(model: Any) -> Metric:
     def fn(params: Params, *others: Any) -> tuple[jax.Array, jax.Array]:
         *state, inputs, labels = others
         logits = predict(params, *state, inputs)
+        if labels.ndim != 1 or not jnp.issubdtype(labels.dtype, jnp.integer):
+            raise ValueError(
+                f"per_class_accuracy needs one class per example, but labels are {labels.dtype} of shape {labels.shape}"
+            )
         of_class = labels[:, None] == jnp.arange(logits.shape[1])[None]
         counts = of_class.sum(axis=0)
         right = (of_class & (predictions(logits) == labels)[:, None]).sum(axis=0)

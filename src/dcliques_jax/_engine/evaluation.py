@@ -58,6 +58,7 @@ class Score(NamedTuple):
     right: Any  # [] number of labels that it predicts
     loss: Any  # [] sum of the losses
     of_examples: Any  # [chunk] whether it predicts all labels of an example
+    right_labels: Any  # [chunk] number of labels of an example that it predicts
     extra: Any  # (values, weights) by name of the metric
 
 
@@ -68,7 +69,7 @@ class OfChunk(NamedTuple):
     loss: Any  # [runs, evaluated slots] sum of the losses
     mean_model: Any  # ([runs], [runs]) both for the mean model
     nodes_right: Any  # [runs, chunk] number of evaluated nodes that classify each example correctly
-    local_right: Any  # [runs, evaluated slots] number of right ones among the node's own test examples; None without
+    local_right: Any  # [runs, evaluated slots] number of right labels of the node's own test examples; None without
     extra: Any  # (values, weights) by name of the metric, [runs, evaluated slots, ...] or [runs, ...]
 
 
@@ -137,7 +138,7 @@ def measure(
         nodes_right = None if right is None else jnp.where(counted[:, None], right, False).sum(axis=0)
         if mesh is not None and nodes_right is not None:
             nodes_right = jax.lax.psum(nodes_right, AXIS)
-        local = None if own is None or right is None else (right & own).sum(axis=1)
+        local = None if own is None or right is None else jnp.where(own, each.right_labels, 0).sum(axis=1)
         of_mean = _score(functions, mean, inputs, labels, True)
         return OfChunk(each.right, each.loss, of_mean[:2], nodes_right, local, each.extra | of_mean.extra)
 
@@ -160,16 +161,18 @@ def _score(functions: Functions, model: Models, inputs: jax.Array, labels: jax.A
     wanted = {name: metric for name, metric in functions.metrics.items() if metric.of_mean_model == of_mean_model}
     extra = {name: _weighted(metric, model, inputs, labels) for name, metric in wanted.items()}
     if functions.apply is None:
-        return Score(None, None, None, extra)
+        return Score(None, None, None, None, extra)
     outputs, _ = functions.apply(*model, inputs, train=False, key=None)
     losses = functions.loss_fn(outputs, labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
-        return Score(jnp.zeros((), jnp.int32), losses.sum(), jnp.zeros(len(labels), bool), extra)
+        none = jnp.zeros(len(labels), bool)
+        return Score(jnp.zeros((), jnp.int32), losses.sum(), none, none, extra)
     right = metrics.predictions(outputs) == labels
     if labels.ndim == 1:
-        return Score(right.sum(), losses.sum(), right, extra)
+        return Score(right.sum(), losses.sum(), right, right, extra)
     padding = labels < 0
-    return Score(right.sum(), jnp.where(padding, 0, losses).sum(), (right | padding).all(axis=1), extra)
+    loss = jnp.where(padding, 0, losses).sum()
+    return Score(right.sum(), loss, (right | padding).all(axis=1), right.sum(axis=1), extra)
 
 
 def _weighted(metric: Metric, model: Models, inputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -199,9 +202,10 @@ class Evaluation:
         needed, chosen = np.unique(examples, return_inverse=True)
         self._chosen = chosen.reshape(len(layout.runs), -1).astype(np.int32)
         self._test = tuple(transfer.put_replicated(array[needed], mesh) for array in (inputs, labels))
-        # [runs, 1] number of evaluated labels: examples, or positions of sequences without padding
-        of_runs = labels[examples].reshape(len(layout.runs), -1)
-        self._count = (of_runs >= 0).sum(axis=1, keepdims=True) if labels.dtype.kind == "i" else self._chosen.shape[1]
+        # [runs, examples] number of labels of each: one, or positions of sequences without padding
+        self._lengths = np.ones(self._chosen.shape, np.int64)
+        if labels.dtype.kind == "i":
+            self._lengths = (labels[examples].reshape(*self._chosen.shape, -1) >= 0).sum(axis=2)
         self._own_tests = own_tests(layout, plan, self._slots, examples)
         models = Models(carry.params, carry.model)
         batches = calibration(layout, plan) if jax.tree.leaves(models.state) else None
@@ -262,14 +266,14 @@ class Evaluation:
 
     def _scores(self, chunks: list[OfChunk]) -> dict[str, Any]:
         """Returns losses and accuracies; there are no accuracies of real numbers."""
-        count, kind = self._count, chunks[0].loss.dtype
+        count, kind = self._lengths.sum(axis=1, keepdims=True), chunks[0].loss.dtype
         right, loss = (self._of_nodes(_total(c[field] for c in chunks)) for field in (0, 1))
         mean_right, mean_loss = (_total(c.mean_model[part] for c in chunks) for part in (0, 1))
         one_each = np.reshape(count, -1)
         has_accuracy = np.float32(1 if self._test[1].dtype == np.int32 else np.nan)
         local = np.full(right.shape, np.nan)
         if self._own_tests is not None:
-            held = self._of_nodes(self._own_tests.sum(axis=2, dtype=np.float64))
+            held = self._of_nodes(np.einsum("rse,re->rs", self._own_tests, self._lengths, dtype=np.float64))
             local = np.divide(self._of_nodes(_total(c.local_right for c in chunks)), held, out=local, where=held > 0)
         return {
             # Divide on the host: XLA multiplies by a rounded inverse, and 97 of 97 would not be 1.
@@ -303,10 +307,10 @@ def own_tests(layout: Layout, plan: Plan, slots: EvaluatedSlots, examples: np.nd
         return None
     width = layout.num_slots if slots.chosen is None else slots.chosen.shape[1]
     found = np.zeros((len(layout.runs), width, examples.shape[1]), bool)
-    for run, places, chosen, own in zip(layout.runs, slots.found, examples, found, strict=True):
+    for run, evaluated, chosen, own in zip(layout.runs, slots.found, examples, found, strict=True):
         assert run.data.test_indices is not None
-        for place, node in zip(places, plan.nodes(run), strict=True):
-            own[place] = np.isin(chosen, run.data.test_indices[node])
+        for slot, node in zip(evaluated, plan.nodes(run), strict=True):
+            own[slot] = np.isin(chosen, run.data.test_indices[node])
     return found
 
 
