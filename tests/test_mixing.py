@@ -454,6 +454,24 @@ def test_precise_eigenvalues_agree_with_all_eigenvalues(monkeypatch):
     assert found == pytest.approx(exact, abs=1e-10)
 
 
+def test_what_holds_for_one_matrix_is_not_computed_for_others():
+    ring = topologies.ring(8).weights()
+    for weights in (mixing.Paced(ring, times=2), topologies.base_graph(8, 1).weights()):
+        with pytest.raises(ValueError, match="eigenvalues are those of one matrix"):
+            mixing.spectral_gap(weights)
+    with pytest.raises(ValueError, match=r"pass weights\.base"):
+        mixing.contraction(mixing.Paced(ring, times=2))
+
+
+def test_a_lazy_matrix_keeps_its_pace():
+    ring = topologies.ring(8).weights()
+    found = mixing.lazy(mixing.Paced(ring, every=2))
+    assert (found.every, found.times) == (2, 1)
+    np.testing.assert_array_equal(found.base.to_dense(), mixing.lazy(ring).to_dense())
+    with pytest.raises(ValueError, match="make the matrix lazy before"):
+        mixing.lazy(mixing.Paced(ring, omegas=np.ones((8, 1)), times=2))
+
+
 def test_the_growth_of_d2_is_that_of_the_worst_mode():
     """Gossip twice in every third round lets modes below 0.2 grow. The torus has 0.6 and -0.6, and 0.2 in between."""
     weights = mixing.Paced(topologies.torus(4, 4).weights(), every=3, times=2)
@@ -476,11 +494,11 @@ def test_the_growth_of_d2_is_computed_once_for_equal_matrices(monkeypatch):
 
 def test_messages_are_the_readers_of_each_node():
     star = topologies.from_networkx(nx.star_graph(4))
-    np.testing.assert_array_equal(mixing.messages_sent(star.weights()), [[4, 1, 1, 1, 1]])
-    np.testing.assert_array_equal(mixing.messages_sent(mixing.Identity(3)), [[0, 0, 0]])
-    np.testing.assert_array_equal(mixing.messages_sent(topologies.fully_connected(3).weights()), [[2, 2, 2]])
+    np.testing.assert_array_equal(mixing.messages(star.weights()).sent, [[4, 1, 1, 1, 1]])
+    np.testing.assert_array_equal(mixing.messages(mixing.Identity(3)).sent, [[0, 0, 0]])
+    np.testing.assert_array_equal(mixing.messages(topologies.fully_connected(3).weights()).sent, [[2, 2, 2]])
     sends = topologies.from_matrices([[[1, 0], [0.5, 0.5]], [[0, 1], [1, 0]]]).weights()
-    np.testing.assert_array_equal(mixing.messages_sent(sends), [[1, 0], [1, 1]])
+    np.testing.assert_array_equal(mixing.messages(sends).sent, [[1, 0], [1, 1]])
 
 
 # Matrices in turn

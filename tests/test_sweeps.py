@@ -59,6 +59,7 @@ def test_every_combination_is_a_run_of_its_own(swept, rate, factor):
         np.testing.assert_allclose(getattr(part.history, name), getattr(alone.history, name), rtol=1e-5, atol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), part.params, alone.params)
     assert part.provenance["sweep"] == {"learning_rate": rate, "momentum": factor}
+    assert part.provenance["algorithm"] == alone.provenance["algorithm"]
 
 
 def test_without_seeds_there_is_no_axis_of_seeds():

@@ -18,7 +18,7 @@ from dcliques_jax._engine.setup import Setup, make_setup
 from dcliques_jax._engine.simulation import Simulation
 from dcliques_jax._models.contract import parts_of
 from dcliques_jax._store.checkpoints import Checkpoints
-from dcliques_jax._store.provenance import identity, provenance, surroundings
+from dcliques_jax._store.provenance import described, identity, provenance, surroundings
 from dcliques_jax.algorithms import Algorithm, Traffic
 from dcliques_jax.datasets import Dataset
 from dcliques_jax.faults import Fault
@@ -251,6 +251,7 @@ def _result(setup: Setup, schedule: Schedule, outcomes: list[loop.Outcome]) -> R
     elif runs[0].values:
         first = [run for run in runs if run.values == runs[0].values]
         about["seeds"] = [run.seed for run in first]
+        about["algorithm"] = [described(setup.recipe.algorithm_of(run)) for run in runs[:: len(first)]]
         about["sweep"] = {name: list(dict.fromkeys(run.values[name] for run in runs)) for name in runs[0].values}
     graphs = [run.topology for run in runs[: len(about["seeds"])]]
     same = all(graph is graphs[0] for graph in graphs)

@@ -9,6 +9,7 @@ devices. To force another form, pass it to the algorithm:
     algorithms.dsgd(weights=mixing.Dense.from_sparse(matrix))
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -53,7 +54,6 @@ __all__ = [
     "lazy",
     "meets",
     "messages",
-    "messages_sent",
     "metropolis_hastings",
     "mix",
     "neighbourhood_average",
@@ -194,6 +194,10 @@ def lazy(weights: Weights) -> Weights:
     >>> lazy(topologies.fully_connected(4).weights()).to_dense()[0]
     array([0.625, 0.125, 0.125, 0.125])
     """
+    if isinstance(weights, Paced):
+        if weights.omegas is not None:
+            raise ValueError("Chebyshev gossip knows the eigenvalues of its matrix: make the matrix lazy before")
+        return dataclasses.replace(weights, base=lazy(weights.base))
     halved = [
         _from_sparse(((matrix + scipy.sparse.eye_array(weights.num_nodes)) / 2).tocsr())
         for matrix in weights.matrices()
@@ -306,11 +310,6 @@ def messages(weights: Weights) -> Messages:
     outside = [without_diagonal(matrix) != 0 for matrix in weights.matrices()]
     sent, received = (np.stack([np.asarray(matrix.sum(axis=axis)) for matrix in outside]) for axis in (0, 1))
     return Messages(sent.astype(np.int64), received.astype(np.int64), np.asarray(sent.any(axis=1), np.int64))
-
-
-def messages_sent(weights: Weights) -> np.ndarray:
-    """Counts the other nodes that read the values of each node in each round, `[turns, nodes]`, see `messages`."""
-    return messages(weights).sent
 
 
 def _zero_if_none(rows: list[Any]) -> np.ndarray:

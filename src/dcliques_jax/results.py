@@ -239,16 +239,17 @@ class Result:
         """
         if values not in self.combinations():
             raise ValueError(f"{values} is not a combination of the sweep {self.provenance.get('sweep')}")
-        index = np.unravel_index(self.combinations().index(values), self._sweep_shape())
+        number, seeds = self.combinations().index(values), len(self.provenance["seeds"])
+        index = np.unravel_index(number, self._sweep_shape())
         unmoved = ("round", "epoch", "extra")
         fields = {name: value if name in unmoved else value[index] for name, value in vars(self.history).items()}
         fields["extra"] = {name: value[index] for name, value in self.history.extra.items()}
         parts = jax.tree.map(lambda leaf: leaf[index], (self.params, self.state, self.model_state))
         changed: dict[str, Any] = dict(zip(("params", "state", "model_state"), parts, strict=True))
         changed["history"] = History(**fields)
-        first = self.combinations().index(values) * len(self.provenance["seeds"])
-        changed["traffic"] = self.traffic[first : first + len(self.provenance["seeds"])]
-        return dataclasses.replace(self, provenance=self.provenance | {"sweep": values}, **changed)
+        changed["traffic"] = self.traffic[number * seeds : (number + 1) * seeds]
+        about = self.provenance | {"sweep": values, "algorithm": self.provenance["algorithm"][number]}
+        return dataclasses.replace(self, provenance=about, **changed)
 
     def best(self, metric: str | None = None, *, largest: bool | None = None) -> "Result":
         """Returns the result of the best combination of a sweep by the last evaluation, the mean over nodes and seeds.

@@ -9,7 +9,8 @@ import scipy.sparse
 from dcliques_jax._mixing.entries import TOLERANCE, largest_entry
 from dcliques_jax._mixing.forms import Weights
 from dcliques_jax._mixing.groups import GroupMean
-from dcliques_jax._mixing.sequences import Drawn
+from dcliques_jax._mixing.paced import Paced
+from dcliques_jax._mixing.sequences import Drawn, Moving
 
 _DENSE_SPECTRUM = 2000  # nodes up to which all eigenvalues are computed; above, only the extreme ones
 _ROUNDING = 1e-12  # distance from the mean matrix J below which a product of matrices counts as J
@@ -112,7 +113,7 @@ def contraction(weights: Weights) -> float:
     1 never mixes, 0 mixes in one round or one period. Above 2000 nodes only products with vectors are computed.
 
     Args:
-      weights: any weights. If columns do not sum to 1, xbar is the mean before the round.
+      weights: any weights but those of other pace. If columns do not sum to 1, xbar is the mean before the round.
 
     >>> from dcliques_jax import mixing, topologies
     >>> round(contraction(topologies.ring(16).weights()), 5)
@@ -122,6 +123,8 @@ def contraction(weights: Weights) -> float:
     0.49495
     """
     n = weights.num_nodes
+    if isinstance(weights, Paced):
+        raise ValueError("these weights have a pace of their own: pass weights.base for the contraction per gossip")
     if n == 1:
         return 0.0
     if isinstance(weights, GroupMean):
@@ -200,6 +203,8 @@ def _largest(forth: Matrices[scipy.sparse.csr_array], back: Matrices[scipy.spars
 
 
 def _symmetric_matrix(weights: Weights) -> scipy.sparse.csr_array:
+    if isinstance(weights, Moving):
+        raise ValueError("eigenvalues are those of one matrix, and these weights change from round to round")
     matrix = weights.to_sparse()
     if not is_symmetric(matrix):
         raise ValueError("the second eigenvalue needs a symmetric matrix, and these weights are not symmetric")
