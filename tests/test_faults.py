@@ -567,6 +567,8 @@ def test_how_far_from_the_optimum_dsgd_ends_under_loss(fault, known):
         (lambda: faults.message_loss(1.5), r"p=1.5 must be a number in 0..1"),
         (lambda: faults.message_loss("much"), "p='much' must be a number"),
         (lambda: faults.bursts(0.5, 0.5), "length=0.5 must be a number of at least 1"),
+        (lambda: run(cliques(), faults=faults.stragglers(0.5)._replace(fails="node")), "fails='node' is unknown"),
+        (lambda: run(cliques(), faults=faults.stragglers(0.5)._replace(rate=2)), "rate=2 must be a number in 0..1"),
         (lambda: faults.bursts(0.9, 2), "lower p, or raise length"),
         (lambda: faults.churn(0.5, 0), "never come back"),
         (lambda: faults.churn(float("nan"), 0.1), "leave=nan"),

@@ -135,6 +135,8 @@ def test_dirichlet_deals_every_example_and_tops_up(alpha, num_nodes, min_size, s
         (lambda: partitions.shards(DATA, 10, shards_per_node=0), "shards_per_node=0"),
         (lambda: partitions.dirichlet(DATA, 10, alpha=0.0), r"alpha=0\.0 must be positive"),
         (lambda: partitions.dirichlet(DATA, 10, alpha=np.nan), "alpha=nan must be positive"),
+        (lambda: partitions.lin_dirichlet(DATA, 10, alpha="x"), "alpha='x' must be positive"),
+        (lambda: partitions.iid(DATA, 2).with_tests([[], []]), "node 0 has no test example"),
         (lambda: partitions.dirichlet(DATA, 10, alpha=1, min_size=0), "min_size=0"),
         (lambda: partitions.dirichlet(DATA, 10, alpha=1, min_size=101), r"num_nodes=10 must be an integer in 1\.\.9"),
         (lambda: partitions.from_indices(DATA, []), "at least one node"),

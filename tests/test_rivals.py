@@ -861,7 +861,6 @@ def centred(x):
 # Messages and bytes by hand
 
 
-PARAMETERS = 35
 MODEL = {"kernel": jax.ShapeDtypeStruct((6, 5), np.float32), "bias": jax.ShapeDtypeStruct((5,), np.float32)}
 
 
@@ -1157,6 +1156,7 @@ def test_what_algorithms_cannot_do_is_refused_before_anything_is_compiled(algori
         (lambda: algorithms.choco(0.1, compressors.top_k(0.5), 0.5), "not an optax transformation"),
         (lambda: algorithms.gossip_momentum(-1), "learning_rate=-1 must be"),
         (lambda: algorithms.gossip_momentum(0.1, 2), "momentum=2 must be"),
+        (lambda: algorithms.gossip_momentum(0.1, lambda t: 0.9), "momentum=<function .* must be a number"),
         (lambda: algorithms.quasi_global_momentum(-1), "learning_rate=-1 must be"),
         (lambda: algorithms.quasi_global_momentum(0.1, 2), "momentum=2 must be"),
         (lambda: algorithms.quasi_global_momentum(0.1, 0.9, "yes"), "nesterov='yes' must be True or False"),

@@ -2,12 +2,13 @@
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from dcliques_jax import algorithms, datasets, layers, mixing, partitions, prepare, simulate, topologies
-from dcliques_jax._engine import memory, state
+from dcliques_jax._engine import memory, sampling, state
 from dcliques_jax._mixing.sequences import to_common_form
 from dcliques_jax.results import MEASURED
 
@@ -167,6 +168,16 @@ def test_the_order_of_examples_is_that_of_the_single_run():
         orders = together._carry.order[number], alone._carry.order[0]
         for node, size in enumerate(part.sizes):
             np.testing.assert_array_equal(*(order[node, :size] for order in orders))
+
+
+def test_the_order_of_long_lists_is_that_of_shorter_ones():
+    """Positions in short lists take bits of what is sorted; in long lists nothing does."""
+    key, epoch, nodes = jax.random.key(0, impl="threefry2x32"), jnp.int32(1), jnp.arange(3)
+    for own in (8000, 8100, 9000):
+        sizes = jnp.full(3, own)
+        alone = sampling.shuffle(key, epoch, own, sizes, nodes)
+        together = sampling.shuffle(key, epoch, 9500, sizes, nodes, jnp.int32(own))
+        np.testing.assert_array_equal(together[:, :own], alone)
 
 
 def test_seeds_of_other_numbers_of_nodes_are_refused():

@@ -343,6 +343,8 @@ def test_millions_of_edges_are_not_copied():
         ({"edges": [[0.0, 1.0]]}, "edges must be pairs of integers"),
         ({"edges": [0, 1]}, "edges must be pairs of integers"),
         ({"edges": None}, "edges must be pairs of integers"),
+        ({"arcs": [[0, 1], [1, 0], [0, 5]]}, r"edge \[0, 5\] leaves the nodes"),
+        ({"arcs": [[0.5, 1]]}, "arcs must be pairs of integers"),
         ({"edges": INSIDE}, "the line of 4 nodes is disconnected: it falls into 2 parts"),
         ({"edges": []}, "disconnected"),
         ({"clique_ids": [0, 0, 1]}, "clique_ids must be one integer for each of 4 nodes"),

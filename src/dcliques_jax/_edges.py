@@ -15,10 +15,10 @@ Edges = npt.ArrayLike | Iterable[tuple[int, int]]
 
 def checked(num_nodes: int, edges: Edges) -> np.ndarray:
     """Sorts edges of any form into an array `[edges, 2]`; raises a `ValueError` that names a wrong edge."""
-    return in_order(num_nodes, _pairs(num_nodes, "edges", edges))
+    return in_order(num_nodes, as_pairs(num_nodes, "edges", edges))
 
 
-def _pairs(num_nodes: int, name: str, edges: Edges) -> np.ndarray:
+def as_pairs(num_nodes: int, name: str, edges: Edges) -> np.ndarray:
     """Converts edges to integers `[edges, 2]` and checks that each links two different nodes."""
     listed = edges if hasattr(edges, "__array__") or not isinstance(edges, Iterable) else list(edges)
     try:
@@ -42,7 +42,7 @@ def ordered(num_nodes: int, name: str, edges: npt.ArrayLike) -> np.ndarray:
     """Returns edges as read-only int64 `[edges, 2]`; raises a `ValueError` unless they are unique and in order."""
     given = np.asarray(edges)
     if given.dtype.kind not in "iu" or given.shape[1:] != (2,) or not _is_ordered(num_nodes, given):
-        pairs = _pairs(num_nodes, name, given)
+        pairs = as_pairs(num_nodes, name, given)
         i, j = pairs.T
         wrong = np.flatnonzero((i > j) | (np.diff(_codes(num_nodes, pairs), append=num_nodes**2) <= 0))
         if len(wrong):

@@ -253,6 +253,8 @@ def as_faults(faults: Fault | Sequence[Fault] | None, num_nodes: int) -> tuple[F
     if not isinstance(given, (list, tuple)) or not all(isinstance(fault, Fault) for fault in given):
         raise ValueError(f"faults={faults!r} must be a fault or a list of faults, such as faults.message_loss(0.1)")
     for fault in given:
+        _checks.choice("fails", fault.fails, ("nodes", "links", "messages"))
+        _checks.share("rate", fault.rate)
         if fault.num_nodes not in (None, num_nodes):
             raise ValueError(f"{fault.name} does not fit a topology of {num_nodes} nodes")
     return tuple(fault for fault in given if fault.rate > 0)

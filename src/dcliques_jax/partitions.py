@@ -8,6 +8,7 @@ import bisect
 import dataclasses
 import heapq
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -190,8 +191,7 @@ def dirichlet(
     >>> data.num_nodes, int(data.sizes.sum())
     (10, 1000)
     """
-    if not 0 < alpha <= 1e6:
-        raise ValueError(f"alpha={alpha} must be positive and at most 1e6, which is close to IID")
+    _check_concentration(alpha)
     num_train = len(with_classes(dataset).train_labels)
     min_size = _checks.integer("min_size", min_size, 1, num_train)
     num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train // min_size, "min_size examples per node")
@@ -205,6 +205,11 @@ def dirichlet(
     sizes = np.bincount(owner, minlength=num_nodes)
     held = np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])  # examples of each node, in order
     return from_indices(dataset, _topped_up([row.tolist() for row in held], min_size, rng))
+
+
+def _check_concentration(alpha: Any) -> None:
+    if not isinstance(alpha, (int, float, np.floating)) or not 0 < alpha <= 1e6:
+        raise ValueError(f"alpha={alpha!r} must be positive and at most 1e6, which is close to IID")
 
 
 def lin_dirichlet(dataset: Dataset, num_nodes: int, *, alpha: float, seed: int = 0) -> PartitionedDataset:
@@ -226,8 +231,7 @@ def lin_dirichlet(dataset: Dataset, num_nodes: int, *, alpha: float, seed: int =
     >>> int(data.sizes.min()), int(data.sizes.max())
     (62, 63)
     """
-    if not 0 < alpha <= 1e6:
-        raise ValueError(f"alpha={alpha} must be positive and at most 1e6, which is close to IID")
+    _check_concentration(alpha)
     num_train = len(with_classes(dataset).train_labels)
     num_nodes = _checks.integer("num_nodes", num_nodes, 1, num_train, "the number of training examples")
     rng = _random.generator(seed)

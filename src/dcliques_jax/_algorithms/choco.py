@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dcliques_jax import _checks, mixing
@@ -86,13 +87,9 @@ def _compressed(compressor: Compressor, keys: jax.Array, tree: Params) -> Params
     leaves, structure = jax.tree.flatten(tree)
     widths = [leaf.size // len(leaf) for leaf in leaves]
     rows = jnp.concatenate([leaf.reshape(len(leaf), width) for leaf, width in zip(leaves, widths, strict=True)], axis=1)
-    parts = jnp.split(jax.vmap(compressor.compress)(keys, rows), list(_starts(widths)), axis=1)
+    parts = jnp.split(jax.vmap(compressor.compress)(keys, rows), np.cumsum(widths)[:-1], axis=1)
     shaped = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
     return jax.tree.unflatten(structure, shaped)
-
-
-def _starts(widths: list[int]) -> list[int]:
-    return [sum(widths[:index]) for index in range(1, len(widths))]
 
 
 def _check_pace(network: Network) -> None:

@@ -121,5 +121,6 @@ def _rate(learning_rate: Rate, round: Round) -> Any:
 
 def _check(learning_rate: Any, momentum: Any) -> None:
     for name, value, most in (("learning_rate", learning_rate, jnp.inf), ("momentum", momentum, 1)):
-        if not callable(value) and not isinstance(value, jax.core.Tracer):
+        is_schedule = name == "learning_rate" and callable(value)
+        if not is_schedule and not isinstance(value, jax.core.Tracer):
             _checks.real(name, value, 0, most)

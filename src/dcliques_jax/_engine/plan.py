@@ -71,7 +71,7 @@ class Plan(NamedTuple):
     largest: int  # number of examples of the largest node of all runs
     width: int  # length of the longest list of examples
     sampling: str  # how nodes take batches, see `PartitionedDataset.sampled`
-    ragged: bool  # whether the lists of runs differ in length
+    ragged: bool  # whether runs shuffle lists that differ in length
     eval_nodes: int | list[int] | None
     eval_examples: int | None
     evaluate_on: str  # "test" or "validation"

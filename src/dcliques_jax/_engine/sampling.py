@@ -65,13 +65,12 @@ def shuffle(
     if width > _MOST_PACKED:
         positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (len(nodes), width))
         draws = random_rows(jax.random.fold_in(key, epoch), nodes, width, own_width)
+        if own_width is not None:  # without the bits that the positions of a shorter list would take
+            bits = jnp.where(own_width > _MOST_PACKED, 0, _bits(own_width))
+            draws = draws >> bits << bits
         draws = jnp.where(positions < sizes[:, None], draws, jnp.uint32(2**32 - 1))
         return jax.lax.sort((draws, positions), dimension=1, num_keys=2)[1]
-    bits = (
-        jnp.uint32((width - 1).bit_length())
-        if own_width is None
-        else 32 - jax.lax.clz(own_width.astype(jnp.uint32) - 1)
-    )
+    bits = jnp.uint32((width - 1).bit_length()) if own_width is None else _bits(own_width)
     positions = jnp.arange(width, dtype=jnp.uint32)[None]
     draws = random_rows(jax.random.fold_in(key, epoch), nodes, width, own_width)
     last = jnp.uint32(2**32 - 1)
@@ -81,6 +80,11 @@ def shuffle(
     # Sort numbers with their position in the lowest bits: five times as fast on CPUs as `argsort`.
     order = jax.lax.sort(numbers, dimension=1, is_stable=False) & ((jnp.uint32(1) << bits) - 1)
     return order.astype(jnp.int32)
+
+
+def _bits(width: jax.Array) -> jax.Array:
+    """Returns the number of bits of the positions in a list."""
+    return 32 - jax.lax.clz(width.astype(jnp.uint32) - 1)
 
 
 def draw_with_replacement(

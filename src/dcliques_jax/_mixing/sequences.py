@@ -53,7 +53,7 @@ class Moving(Weights):
 class Sequence(Moving):
     """Matrices in turn: round t uses matrix t mod T. In its form, arrays that change are `[nodes, T, ...]`."""
 
-    form: Any  # Neighbours or Dense, or a form for several devices
+    form: Any  # Neighbours, Dense or Shares, or a form for several devices
 
     @classmethod
     def of(cls, matrices: Matrices[Weights]) -> Self:

@@ -159,13 +159,11 @@ def with_classes(dataset: Dataset) -> Dataset:
 def _check_tests(indices: np.ndarray, num_nodes: int, num_test: int) -> None:
     if indices.dtype.kind not in "iu" or indices.ndim != 2 or len(indices) != num_nodes:
         raise ValueError(f"test_indices of shape {indices.shape} must be integers [nodes, width] for {num_nodes} nodes")
+    if (without := (indices < 0).all(axis=1)).any():
+        raise ValueError(f"node {without.argmax()} has no test example: every node needs at least one")
     if indices.min() < -1 or indices.max() >= num_test:
         raise ValueError(
             f"test_indices range from {indices.min()} to {indices.max()}, but there are {num_test} test examples"
-        )
-    if (indices < 0).all(axis=1).any():
-        raise ValueError(
-            f"node {(indices < 0).all(axis=1).argmax()} has no test example: every node needs at least one"
         )
 
 

@@ -63,7 +63,7 @@ class Topology:
         if self.drawn and self.matrices is None:
             raise ValueError("drawn=True without matrices: pass the matrices in which nodes swap their places")
         if self.arcs is not None:
-            arcs = _edges.arcs_in_order(self.num_nodes, np.asarray(self.arcs, np.int64).reshape(-1, 2))
+            arcs = _edges.arcs_in_order(self.num_nodes, _edges.as_pairs(self.num_nodes, "arcs", self.arcs))
             _edges.check_same(self.num_nodes, "arcs", arcs, self.edges)
             object.__setattr__(self, "arcs", _arrays.frozen(arcs))
         if self.matrices is not None:
