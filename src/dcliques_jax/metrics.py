@@ -77,7 +77,8 @@ def per_class_accuracy(model: Any) -> Metric:
         logits = predict(params, *state, inputs)
         if labels.ndim != 1 or not jnp.issubdtype(labels.dtype, jnp.integer):
             raise ValueError(
-                f"per_class_accuracy needs one class per example, but labels are {labels.dtype} of shape {labels.shape}"
+                f"per_class_accuracy needs one class per example, but labels are {labels.dtype} of shape "
+                f"{labels.shape}: pass a metric of your own"
             )
         of_class = labels[:, None] == jnp.arange(logits.shape[1])[None]
         counts = of_class.sum(axis=0)

@@ -113,7 +113,7 @@ def contraction(weights: Weights) -> float:
     1 never mixes, 0 mixes in one round or one period. Above 2000 nodes only products with vectors are computed.
 
     Args:
-      weights: any weights but those of other pace. If columns do not sum to 1, xbar is the mean before the round.
+      weights: any weights but `Paced` ones. If columns do not sum to 1, xbar is the mean before the round.
 
     >>> from dcliques_jax import mixing, topologies
     >>> round(contraction(topologies.ring(16).weights()), 5)
@@ -204,7 +204,9 @@ def _largest(forth: Matrices[scipy.sparse.csr_array], back: Matrices[scipy.spars
 
 def _symmetric_matrix(weights: Weights) -> scipy.sparse.csr_array:
     if isinstance(weights, Moving):
-        raise ValueError("eigenvalues are those of one matrix, and these weights change from round to round")
+        raise ValueError(
+            "eigenvalues are those of one matrix, and these weights change from round to round: use mixing.contraction"
+        )
     matrix = weights.to_sparse()
     if not is_symmetric(matrix):
         raise ValueError("the second eigenvalue needs a symmetric matrix, and these weights are not symmetric")
