@@ -248,7 +248,9 @@ class Result:
         changed: dict[str, Any] = dict(zip(("params", "state", "model_state"), parts, strict=True))
         changed["history"] = History(**fields)
         changed["traffic"] = self.traffic[number * seeds : (number + 1) * seeds]
-        about = self.provenance | {"sweep": values, "algorithm": self.provenance["algorithm"][number]}
+        about = self.provenance | {"sweep": values}
+        if isinstance(about["algorithm"], list):  # older files tell the algorithm of the first combination
+            about["algorithm"] = about["algorithm"][number]
         return dataclasses.replace(self, provenance=about, **changed)
 
     def best(self, metric: str | None = None, *, largest: bool | None = None) -> "Result":
